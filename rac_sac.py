@@ -1,0 +1,1461 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = []
+# ///
+"""Realistic Actor-Critic on top of SAC (RAC-SAC), in one file."""
+
+# --- shared: imports ---
+import copy
+import csv
+import ctypes
+import dataclasses
+import difflib
+import importlib.metadata
+import json
+import math
+import multiprocessing
+import os
+import platform
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections import deque
+from dataclasses import dataclass
+from multiprocessing.connection import wait as wait_for_connections
+from pathlib import Path
+from typing import Literal
+
+import filelock
+import gymnasium as gym
+import numpy as np
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+import tyro
+from torch.func import functional_call, grad_and_value
+from tqdm import tqdm
+
+# --- end shared ---
+
+BETA_MIN = 1e-7  # lower end of U1 and U2; log(beta) must stay finite
+
+
+class UserError(Exception):
+    """A mistake in the arguments or files given by the user: shown as one sentence, exit code 2."""
+
+
+class TrainingError(Exception):
+    """Training cannot go on (a non-finite number, a full disk): shown as one sentence, exit code 1."""
+
+
+@dataclass
+class Args:
+    # Experiment
+    exp_name: str = Path(__file__).stem
+    """the name of this experiment"""
+    seed: int = 1
+    """seed of the experiment: networks, noise, environments and evaluation all follow from it"""
+    torch_deterministic: bool = True
+    """use only PyTorch operations that give the same bits every time"""
+    cuda: bool | None = None
+    """whether to train on the GPU; by default, when one is present"""
+    matmul_precision: Literal["auto", "highest", "high", "medium"] = "auto"
+    """torch.set_float32_matmul_precision; auto takes the fastest setting that is exact float32 on this machine"""
+    compile: bool = True
+    """compile the update functions with torch.compile (falls back to eager where there is no compiler)"""
+    cudagraphs: bool = True
+    """on a GPU, capture all updates of an environment step in one CUDA graph"""
+    track: bool = False
+    """log to Weights & Biases (goes on offline when there is no key or no network)"""
+    wandb_project_name: str = "realistic-actor-critic"
+    """the Weights & Biases project"""
+    wandb_entity: str | None = None
+    """the entity (team) of the Weights & Biases project"""
+    capture_video: bool = False
+    """record an episode of the best policy into videos/, at the end of training or with --evaluate"""
+
+    # Run directory
+    run_root: str = "runs"
+    """the folder in which run directories are made"""
+    run_name: str | None = None
+    """the run directory's name; by default <env_id>__<exp_name>__<seed>__<time>"""
+    checkpoint_seconds: float = 300.0
+    """seconds between two checkpoints"""
+    resume: str | None = None
+    """a run directory to go on with; its saved arguments win, only total_timesteps may grow"""
+    evaluate: str | None = None
+    """a run directory whose policies are evaluated on fresh episodes, without training"""
+
+    # Environment and replay
+    env_id: str = "Hopper-v4"
+    """the id of the Gymnasium environment"""
+    total_timesteps: int | None = None
+    """environment steps of the run; by default 1e6 for Humanoid, 3e5 for others"""
+    learning_starts: int = 5000
+    """environment steps with uniformly random actions before learning starts"""
+    buffer_size: int | None = None
+    """replay capacity; by default 3e5 for Humanoid, 1e5 for Walker2d, 2e5 for Ant, 1e6 for others"""
+    batch_size: int = 256
+    """the batch size sampled from the replay"""
+
+    # Realistic Actor-Critic
+    utd: int = 20
+    """update-to-data ratio G: critic updates per environment step"""
+    num_critics: int = 10
+    """ensemble size N"""
+    train_beta_max: float = 0.8
+    """a of U1 = U[1e-7, a], from which every training sample draws its beta"""
+    explore_beta_max: float = 0.3
+    """b of U2 = U[1e-7, b], from which every environment step draws its beta"""
+
+    # Actor-critic
+    gamma: float = 0.99
+    """the discount factor"""
+    tau: float = 0.005
+    """Polyak weight of the online critics in the target critics"""
+    hidden_dim: int = 256
+    """width of the two hidden layers of actor and critics"""
+    policy_lr: float = 3e-4
+    """the learning rate of the actor"""
+    q_lr: float = 3e-4
+    """the learning rate of the critics after the warm-up"""
+    q_lr_init: float = 3e-5
+    """the learning rate of the critics at learning_starts; equal to q_lr: no warm-up"""
+    q_lr_warmup_end: int = 10000
+    """environment step at which the linear warm-up of the critics' learning rate reaches q_lr"""
+
+    # Temperature
+    autotune: bool = True
+    """learn the temperature; otherwise it is fixed at alpha"""
+    alpha: float = 0.2
+    """the temperature when autotune is off"""
+    alpha_lr: float = 3e-4
+    """the learning rate of the temperature"""
+    temperature_network: bool = True
+    """condition the temperature on beta by a network; otherwise one scalar is learned"""
+    initial_log_alpha: float = -5.0
+    """xi: the constant added to the temperature network's output, or the scalar's initial value"""
+    target_entropy: float | None = None
+    """target entropy of the policy; by default minus the action dimension"""
+
+    # Evaluation
+    eval_frequency: int = 1000
+    """environment steps between evaluations"""
+    num_eval_policies: int = 12
+    """H: how many betas are evaluated; the best one's return is the performance"""
+    eval_episodes: int = 10
+    """episodes per evaluated beta, from the same initial states for all betas and evaluations"""
+    eval_beta_max: float | None = None
+    """largest evaluated beta; by default train_beta_max (the paper's text says explore_beta_max)"""
+    eval_workers: int | None = None
+    """evaluation processes; by default half the cores, at most 12; the results do not depend on it"""
+    bias_frequency: int = 0
+    """environment steps between measurements of the normalised value bias (a multiple of eval_frequency), 0: never"""
+
+
+STEPS = {"Humanoid": 1_000_000}  # others 300 000
+REPLAY_CAPACITY = {"Humanoid": 300_000, "Walker2d": 100_000, "Ant": 200_000, "Hopper": 1_000_000}  # others 1 000 000
+
+
+def usable_cores() -> int:
+    """The number of cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def check_args(args: Args) -> Args:
+    """Return `args` with the per-environment defaults filled in; raise UserError for a value that makes no sense."""
+
+    def check(ok: bool, sentence: str) -> None:
+        if not ok:
+            raise UserError(sentence)
+
+    name = args.env_id.split("/")[-1].rsplit("-v", 1)[0]
+    args = copy.copy(args)
+    args.total_timesteps = STEPS.get(name, 300_000) if args.total_timesteps is None else args.total_timesteps
+    args.buffer_size = REPLAY_CAPACITY.get(name, 1_000_000) if args.buffer_size is None else args.buffer_size
+    args.eval_beta_max = args.train_beta_max if args.eval_beta_max is None else args.eval_beta_max
+    args.eval_workers = max(1, min(12, usable_cores() // 2)) if args.eval_workers is None else args.eval_workers
+    for field in ("train_beta_max", "explore_beta_max", "eval_beta_max"):
+        value = getattr(args, field)
+        check(math.isfinite(value) and value >= BETA_MIN, f"{field} is {value}; it must be finite and at least {BETA_MIN}.")
+    check(args.explore_beta_max <= args.train_beta_max,
+          f"explore_beta_max is {args.explore_beta_max}; it must not exceed train_beta_max, {args.train_beta_max}.")
+    check(args.num_critics >= 2, f"num_critics is {args.num_critics}; a standard deviation needs at least 2.")
+    # --- shared: argument checks ---
+    for field in ("utd", "batch_size", "hidden_dim", "num_eval_policies", "eval_episodes", "eval_frequency", "eval_workers"):
+        check(getattr(args, field) >= 1, f"{field} is {getattr(args, field)}; it must be at least 1.")
+    for field in ("gamma", "tau"):
+        check(0 < getattr(args, field) <= 1, f"{field} is {getattr(args, field)}; it must be in (0, 1].")
+    for field in ("learning_starts", "bias_frequency", "seed", "checkpoint_seconds"):
+        check(getattr(args, field) >= 0, f"{field} is {getattr(args, field)}; it must not be negative.")
+    for field in [f.name for f in dataclasses.fields(args) if f.name.endswith("_lr") or f.name == "q_lr_init"]:
+        value = getattr(args, field)
+        check(math.isfinite(value) and value >= 0, f"{field} is {value}; it must be finite and not negative.")
+    smallest = max(args.learning_starts, args.batch_size)
+    for field in ("buffer_size", "total_timesteps"):
+        check(getattr(args, field) >= smallest, f"{field} is {getattr(args, field)}; it must be at least {smallest}, "
+              "the larger of learning_starts and batch_size.")
+    check(args.q_lr_warmup_end >= args.learning_starts,
+          f"q_lr_warmup_end is {args.q_lr_warmup_end}; it must be at least learning_starts, {args.learning_starts}.")
+    check(args.bias_frequency % args.eval_frequency == 0,
+          f"bias_frequency is {args.bias_frequency}; it must be a multiple of eval_frequency, {args.eval_frequency}.")
+    check(args.run_name is None or Path(args.run_name).name == args.run_name,
+          f"run_name is {args.run_name!r}; it must be a plain folder name.")
+    check(not args.cuda or torch.cuda.is_available(), "cuda was asked for, but PyTorch finds no CUDA device here.")
+    return args
+    # --- end shared ---
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Networks
+# ----------------------------------------------------------------------------------------------------------------------
+# --- shared: critics ---
+class EnsembleLinear(nn.Module):
+    """N independent linear layers as one batched product.
+
+    Weights (N, in, out) and biases (N, 1, out). Each member is initialised as U(+-1/sqrt(in)) (Kaiming uniform with
+    a = sqrt(5) over the fan-in of one member, PyTorch's default), biases zero.
+    """
+
+    def __init__(self, num_members: int, in_features: int, out_features: int):
+        super().__init__()
+        bound = 1 / math.sqrt(in_features)
+        self.weight = nn.Parameter(torch.empty(num_members, in_features, out_features).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.zeros(num_members, 1, out_features))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x (B, in), shared by all members, or (N, B, in), one input per member -> (N, B, out)."""
+        if self.weight.shape[2] == 1:
+            # A product with one column is a dot product: multiply and sum fuses with the ReLU before it, bmm does not.
+            return (x * self.weight.transpose(1, 2)).sum(2, keepdim=True) + self.bias
+        # Bias outside bmm rather than in baddbmm: the compiler fuses it with the ReLU after it into one pass.
+        return torch.bmm(x.expand(self.weight.shape[0], -1, -1), self.weight) + self.bias
+
+
+class Critic(nn.Module):
+    """An ensemble of N critics Q_i(s, a, beta) with two hidden layers each."""
+
+    def __init__(self, num_critics: int, obs_dim: int, action_dim: int, hidden_dim: int, condition_dim: int = 1):
+        super().__init__()
+        self.layer1 = EnsembleLinear(num_critics, obs_dim + action_dim + condition_dim, hidden_dim)
+        self.layer2 = EnsembleLinear(num_critics, hidden_dim, hidden_dim)
+        self.layer3 = EnsembleLinear(num_critics, hidden_dim, 1)
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """obs (B, O), action (B, A), log_beta (B, 1) -> (N, B)."""
+        x = F.relu(self.layer1(torch.cat(inputs, 1)))  # (N, B, hidden)
+        x = F.relu(self.layer2(x))  # (N, B, hidden)
+        return self.layer3(x).squeeze(2)  # (N, B)
+
+
+def linear(in_features: int, out_features: int) -> nn.Linear:
+    """A linear layer with PyTorch's default weights, U(+-1/sqrt(in)), and zero bias."""
+    layer = nn.Linear(in_features, out_features)
+    nn.init.zeros_(layer.bias)
+    return layer
+# --- end shared ---
+
+
+class Actor(nn.Module):
+    """The policy pi(a | s, beta): mean and log standard deviation of a Gaussian that tanh squashes into [-1, 1]."""
+
+    def __init__(self, obs_dim: int, action_dim: int, hidden_dim: int):
+        super().__init__()
+        self.layer1 = linear(obs_dim + 1, hidden_dim)
+        self.layer2 = linear(hidden_dim, hidden_dim)
+        self.mean = linear(hidden_dim, action_dim)
+        self.log_std = linear(hidden_dim, action_dim)
+
+    def forward(self, obs: torch.Tensor, log_beta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """obs (B, O), log_beta (B, 1) -> mean (B, A), log_std (B, A) clamped to [-10, 2]."""
+        x = F.relu(self.layer1(torch.cat([obs, log_beta], 1)))
+        x = F.relu(self.layer2(x))
+        return self.mean(x), self.log_std(x).clamp(-10, 2)
+
+
+class Temperature(nn.Module):
+    """log alpha(beta): a network plus xi (equation 25), or one learned scalar, or a constant."""
+
+    def __init__(self, network: bool, autotune: bool, initial_log_alpha: float, alpha: float):
+        super().__init__()
+        self.network = None
+        if not autotune:
+            self.log_alpha = math.log(alpha) if alpha > 0 else -math.inf
+        elif network:
+            self.log_alpha = initial_log_alpha
+            # PyTorch's default biases, not zeros: with log beta < 0 half of the units would never be active.
+            self.network = nn.Sequential(nn.Linear(1, 64), nn.ReLU(), nn.Linear(64, 1))
+        else:
+            self.log_alpha = nn.Parameter(torch.tensor([initial_log_alpha]))
+
+    def forward(self, log_beta: torch.Tensor) -> torch.Tensor:
+        """log_beta (B, 1) -> log alpha (B,)."""
+        if self.network is not None:
+            return self.network(log_beta).squeeze(1) + self.log_alpha
+        return torch.zeros_like(log_beta[:, 0]) + self.log_alpha
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The method
+# ----------------------------------------------------------------------------------------------------------------------
+def upq_target(q_next, beta, reward, terminated, gamma, entropy_bonus):
+    """The target of uncertainty punished Q-learning (equation 18; equation 3's minus is a misprint).
+
+    q_next (N, B): target critics at the next state and action; beta, reward, terminated (0 or 1), entropy_bonus (B,),
+    with entropy_bonus = -alpha(beta) * log_prob of the next action. Returns y (B,). The standard deviation divides by
+    N - 1 (equation 8).
+    """
+    value = q_next.mean(0) - beta * q_next.std(0, correction=1) + entropy_bonus
+    return reward + gamma * (1 - terminated) * value
+
+
+def critic_loss(q, target):
+    """Equation 17, summed over the members: q (N, B), target (B,) -> scalar."""
+    return (q - target).square().mean(1).sum()
+
+
+def actor_loss(q, alpha, log_prob):
+    """Equation 19: q (N, B), alpha (B,), log_prob (B,) -> scalar. The actor sees the ensemble's mean."""
+    return (alpha * log_prob - q.mean(0)).mean()
+
+
+def temperature_loss(log_alpha, log_prob, target_entropy):
+    """Equation 16: log_alpha (B,), log_prob (B,) -> scalar."""
+    return (-log_alpha.exp() * (log_prob + target_entropy)).mean()
+
+
+def squashed_gaussian(mean, log_std, noise):
+    """Reparameterised sample of tanh(N(mean, std)) (equation 24) and its log-probability; all (B, A) -> (B, A), (B,).
+
+    log(1 - tanh(u)^2) is computed as 2 (log 2 - u - softplus(-2u)), which is exact for large |u| too.
+    """
+    u = mean + log_std.exp() * noise
+    log_prob = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi) - 2 * (math.log(2) - u - F.softplus(-2 * u))
+    return u.tanh(), log_prob.sum(1)
+
+
+# --- shared: learning rate and optimiser ---
+def critic_learning_rate(args: Args, step: int) -> float:
+    """Linear warm-up from q_lr_init at learning_starts to q_lr at q_lr_warmup_end (equation 23)."""
+    if args.q_lr_warmup_end == args.learning_starts:
+        return args.q_lr
+    p = min(max((step - args.learning_starts) / (args.q_lr_warmup_end - args.learning_starts), 0.0), 1.0)
+    return args.q_lr_init * (1 - p) + p * args.q_lr
+
+
+def adam_(params, grad, exp_avg, exp_avg_sq, count, lr):
+    """One Adam step (betas 0.9 and 0.999, eps 1e-8) in place on flat vectors (P,); count is a float64 tensor (1,)."""
+    count.add_(1)
+    exp_avg.lerp_(grad, 0.1)
+    exp_avg_sq.mul_(0.999).addcmul_(grad, grad, value=0.001)
+    step_size = (lr / (1 - 0.9**count)).float()
+    correction = (1 - 0.999**count).sqrt().float()  # in float64: 1 - 0.999 has only four digits in float32
+    params.sub_(step_size * exp_avg / (exp_avg_sq.sqrt() / correction + 1e-8))
+
+
+class FlatNetwork:
+    """A module whose parameters live in one flat vector, so that Adam and Polyak are one pass over it.
+
+    Gradients are taken with respect to the per-layer views and packed once: differentiating through the views
+    themselves would build a full-size zero-padded gradient for each.
+    """
+
+    def __init__(self, module: nn.Module):
+        self.module = module
+        self.layout = []  # (name, offset, shape); offsets are multiples of 16 floats, that is 64 bytes
+        self.size = 0
+        for name, parameter in module.named_parameters():
+            self.layout.append((name, self.size, parameter.shape))
+            self.size += -(-parameter.numel() // 16) * 16
+
+    def views(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The parameters, by name, as views of the flat vector (P,)."""
+        return {name: flat[offset : offset + shape.numel()].view(shape) for name, offset, shape in self.layout}
+
+    def pack(self, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+        """The flat vector (P,) of parameters or gradients given by name; gaps are zero."""
+        padded = [F.pad(tensors[name].reshape(-1), (0, -shape.numel() % 16)) for name, _, shape in self.layout]
+        return torch.cat(padded) if padded else torch.zeros(0)
+
+    def __call__(self, parameters: dict[str, torch.Tensor], *inputs: torch.Tensor):
+        return functional_call(self.module, parameters, inputs)
+# --- end shared ---
+
+
+def prepare_targets(networks, state, rows, beta, noise):
+    """Everything of the targets that the critics do not change, for all G minibatches at once.
+
+    rows (G*B, 2*O + A + 2), beta (G*B,), noise (G*B, A) -> next_action (G*B, A), entropy_bonus (G*B,).
+    Actor and temperature do not move during the G critic updates, so one pass equals G passes.
+    """
+    actor, temperature = networks["actor"], networks["temperature"]
+    next_obs, log_beta = rows[:, -networks["obs_dim"] :], beta.log()[:, None]
+    mean, log_std = actor(actor.views(state["actor"]), next_obs, log_beta)
+    next_action, log_prob = squashed_gaussian(mean, log_std, noise)
+    alpha = temperature(temperature.views(state["temperature"]), log_beta).exp()
+    return next_action, -alpha * log_prob
+
+
+def update_critics(networks, state, rows, beta, next_action, entropy_bonus, gamma, tau):
+    """One critic step (equations 17 and 18) and one Polyak step of the targets, in place on `state`.
+
+    rows (B, 2*O + A + 2), beta (B,), next_action (B, A), entropy_bonus (B,).
+    """
+    critic, obs_dim, action_dim = networks["critic"], networks["obs_dim"], networks["action_dim"]
+    obs, action, reward, terminated, next_obs = rows.split([obs_dim, action_dim, 1, 1, obs_dim], 1)
+    log_beta = beta.log()[:, None]
+    q_next = critic(critic.views(state["target"]), next_obs, next_action, log_beta)  # (N, B)
+    target = upq_target(q_next, beta, reward[:, 0], terminated[:, 0], gamma, entropy_bonus)  # (B,), no gradient
+
+    def loss_function(parameters):
+        q = critic(parameters, obs, action, log_beta)  # (N, B)
+        return critic_loss(q, target), q
+
+    grads, (loss, q) = grad_and_value(loss_function, has_aux=True)(critic.views(state["critic"]))
+    adam_(state["critic"], critic.pack(grads), state["critic_m"], state["critic_v"], state["critic_count"], state["q_lr"])
+    state["target"].lerp_(state["critic"], tau)
+    state["metrics"][:3] += torch.stack([loss, q.mean(), q.std(0).mean()])
+
+
+def update_actor(networks, state, rows, beta, noise, policy_lr):
+    """One actor step (equation 19) in place on `state`: rows (B, 2*O + A + 2), beta (B,), noise (B, A)."""
+    actor, critic, temperature = networks["actor"], networks["critic"], networks["temperature"]
+    obs, log_beta = rows[:, : networks["obs_dim"]], beta.log()[:, None]
+    alpha = temperature(temperature.views(state["temperature"]), log_beta).exp()
+    critic_parameters = critic.views(state["critic"])
+
+    def loss_function(parameters):
+        action, log_prob = squashed_gaussian(*actor(parameters, obs, log_beta), noise)
+        q = critic(critic_parameters, obs, action, log_beta)
+        return actor_loss(q, alpha, log_prob), log_prob
+
+    grads, (loss, log_prob) = grad_and_value(loss_function, has_aux=True)(actor.views(state["actor"]))
+    adam_(state["actor"], actor.pack(grads), state["actor_m"], state["actor_v"], state["actor_count"], policy_lr)
+    state["metrics"][3:7] += torch.stack([torch.ones_like(loss), loss, alpha.mean(), -log_prob.mean()])
+
+
+def update_temperature(networks, state, rows, beta, noise, alpha_lr, target_entropy):
+    """One temperature step (equation 16) in place on `state`, with fresh actions of the updated actor."""
+    actor, temperature = networks["actor"], networks["temperature"]
+    obs, log_beta = rows[:, : networks["obs_dim"]], beta.log()[:, None]
+    _, log_prob = squashed_gaussian(*actor(actor.views(state["actor"]), obs, log_beta), noise)
+
+    def loss_function(parameters):
+        return temperature_loss(temperature(parameters, log_beta), log_prob, target_entropy)
+
+    grads, loss = grad_and_value(loss_function)(temperature.views(state["temperature"]))
+    adam_(state["temperature"], temperature.pack(grads), state["temperature_m"], state["temperature_v"],
+          state["temperature_count"], alpha_lr)
+    state["metrics"][7:8] += loss
+
+
+METRICS = ("qf_loss", "qf_values", "qf_std", "updates", "actor_loss", "alpha", "entropy", "alpha_loss")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Learner: replay, acting and the update loop
+# ----------------------------------------------------------------------------------------------------------------------
+class Learner:
+    """Everything that training changes, in the dict of tensors `state`, and what changes it: store, act and update.
+
+    All randomness comes from `generator`, and noise is drawn outside the compiled functions. The replay is one float32
+    matrix with a row (obs, action, reward, terminated, next_obs) per transition, on the training device.
+    """
+
+    def __init__(self, args: Args, obs_dim: int, action_dim: int, device: torch.device):
+        self.args, self.device, self.obs_dim, self.action_dim = args, device, obs_dim, action_dim
+        torch.manual_seed(args.seed)  # the networks start alike on every device
+        self.networks = {
+            "actor": FlatNetwork(Actor(obs_dim, action_dim, args.hidden_dim)),
+            "critic": FlatNetwork(Critic(args.num_critics, obs_dim, action_dim, args.hidden_dim)),
+            "temperature": FlatNetwork(
+                Temperature(args.temperature_network, args.autotune, args.initial_log_alpha, args.alpha)),
+            "obs_dim": obs_dim,
+            "action_dim": action_dim,
+        }  # fmt: skip
+        self.state = {"q_lr": torch.tensor(args.q_lr), "metrics": torch.zeros(len(METRICS))}
+        for name in ("actor", "critic", "temperature"):
+            network = self.networks[name]
+            flat = network.pack(dict(network.module.named_parameters())).detach().clone()
+            self.state[name] = flat
+            self.state[f"{name}_m"], self.state[f"{name}_v"] = torch.zeros_like(flat), torch.zeros_like(flat)
+            self.state[f"{name}_count"] = torch.zeros(1, dtype=torch.float64)
+        self.state["target"] = self.state["critic"].clone()
+        # --- shared: learner ---
+        self.state["size"] = torch.zeros((), dtype=torch.float64)  # a tensor: a captured graph must see it grow
+        self.state = {name: tensor.to(device) for name, tensor in self.state.items()}
+        width = 2 * obs_dim + action_dim + 2
+        self.replay = torch.empty(args.buffer_size, width, device=device)
+        cuda = device.type == "cuda"
+        self.row = torch.empty(width, pin_memory=cuda)
+        self.obs = torch.zeros(1, obs_dim, device=device)
+        self.action = torch.zeros(action_dim + 1, device=device)
+        self.generator = torch.Generator(device).manual_seed(args.seed)
+        wrap = (lambda f: torch.compile(f, fullgraph=True, dynamic=False)) if args.compile else (lambda f: f)
+        self.prepare_targets, self.update_critics = wrap(prepare_targets), wrap(update_critics)
+        self.update_actor = wrap(update_actor)
+        self.update_temperature = wrap(update_temperature)
+        self.use_graphs = cuda and args.cudagraphs
+        self.act_graph = self.update_graph = None
+
+    def store(self, step, obs, action, reward, terminated, next_obs):
+        """Write the transition of environment step `step` (counted from 0) over the oldest one."""
+        row, obs_dim, action_dim = self.row.numpy(), self.obs_dim, self.action_dim
+        row[:obs_dim], row[obs_dim : obs_dim + action_dim], row[-obs_dim:] = obs, action, next_obs
+        row[obs_dim + action_dim], row[obs_dim + action_dim + 1] = reward, terminated
+        self.replay[step % len(self.replay)].copy_(self.row, non_blocking=True)
+        self.state["size"].fill_(min(step + 1, len(self.replay)))
+
+    def random_action(self) -> np.ndarray:
+        """A uniformly random action in [-1, 1], (A,)."""
+        return (torch.rand(self.action_dim, generator=self.generator, device=self.device) * 2 - 1).cpu().numpy()
+
+    def act(self, obs: np.ndarray) -> np.ndarray:
+        """The exploring policy's action for obs (O,), in [-1, 1], (A,); raises TrainingError after a non-finite loss."""
+        self.obs.copy_(torch.from_numpy(obs)[None])
+        if self.act_graph is not None:
+            self.act_graph.replay()
+        else:
+            self._act()
+        action = self.action.cpu().numpy()  # the only synchronisation with the device of an environment step
+        if not np.isfinite(action).all():
+            self.read_metrics()
+            raise TrainingError("the policy's action became non-finite")
+        return action[:-1].copy()
+
+    def update(self, step: int) -> None:
+        """All updates of environment step `step`: G critic steps, one actor step, one temperature step."""
+        self.state["q_lr"].fill_(critic_learning_rate(self.args, step))
+        if self.use_graphs and self.update_graph is None:
+            self.capture()
+        if self.update_graph is not None:
+            self.update_graph.replay()
+        else:
+            self._update()
+
+    def capture(self) -> None:
+        """Capture acting and updating as CUDA graphs, without any effect on training."""
+        saved, random_state = {k: v.clone() for k, v in self.state.items()}, self.generator.get_state()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):  # compiles, and lets the libraries allocate what they must not allocate while capturing
+                self._act()
+                self._update()
+        torch.cuda.current_stream().wait_stream(stream)
+        graphs = []
+        for body in (self._act, self._update):
+            graphs.append(torch.cuda.CUDAGraph())
+            graphs[-1].register_generator_state(self.generator)
+            with torch.cuda.graph(graphs[-1]):
+                body()
+        for name, tensor in saved.items():
+            self.state[name].copy_(tensor)
+        self.generator.set_state(random_state)
+        self.act_graph, self.update_graph = graphs
+
+    def read_metrics(self) -> dict[str, float]:
+        """The averages of METRICS since the last call (empty before the first update); TrainingError if not finite."""
+        sums = dict(zip(METRICS, self.state["metrics"].tolist(), strict=True))
+        self.state["metrics"].zero_()
+        for name, value in sums.items():
+            if not math.isfinite(value):
+                raise TrainingError(f"{name} became non-finite ({value})")
+        updates = sums.pop("updates")
+        if updates == 0:
+            return {}
+        return {k: v / (updates * self.args.utd if k.startswith("qf") else updates) for k, v in sums.items()}
+
+    @torch.no_grad()
+    def weights(self, name: str) -> dict[str, np.ndarray]:
+        """A copy of a network's parameters by name, as numpy arrays."""
+        return {k: v.numpy() for k, v in self.networks[name].views(self.state[name].cpu().clone()).items()}
+        # --- end shared ---
+
+    @torch.no_grad()
+    def _act(self):
+        """Action with a fresh beta ~ U2 and, behind it, the metrics' sum, which is non-finite once a loss was."""
+        uniform = torch.rand(1, 1, generator=self.generator, device=self.device)
+        noise = torch.randn(1, self.action_dim, generator=self.generator, device=self.device)
+        log_beta = (BETA_MIN + (self.args.explore_beta_max - BETA_MIN) * uniform).log()
+        actor = self.networks["actor"]
+        action, _ = squashed_gaussian(*actor(actor.views(self.state["actor"]), self.obs, log_beta), noise)
+        torch.cat([action[0], self.state["metrics"].sum()[None]], out=self.action)
+
+    @torch.no_grad()
+    def _update(self):
+        args, state, networks, utd, batch = self.args, self.state, self.networks, self.args.utd, self.args.batch_size
+        count, options = (utd + 1) * batch, {"generator": self.generator, "device": self.device}
+        # float64: a float32 uniform has 24 bits, too few to index a million rows evenly
+        indices = (torch.rand(count, dtype=torch.float64, **options) * state["size"]).long()
+        beta = BETA_MIN + (args.train_beta_max - BETA_MIN) * torch.rand(count, **options)
+        noise = torch.randn(count + batch, self.action_dim, **options)
+        rows = self.replay[indices]
+        n = utd * batch
+        next_action, entropy_bonus = self.prepare_targets(networks, state, rows[:n], beta[:n], noise[:n])
+        for i in range(0, n, batch):
+            j = slice(i, i + batch)
+            self.update_critics(networks, state, rows[j], beta[j], next_action[j], entropy_bonus[j], args.gamma, args.tau)
+        self.update_actor(networks, state, rows[n:], beta[n:], noise[n:count], args.policy_lr)
+        if args.autotune:
+            self.update_temperature(
+                networks, state, rows[n:], beta[n:], noise[count:], args.alpha_lr, args.target_entropy)  # fmt: skip
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Environments
+# ----------------------------------------------------------------------------------------------------------------------
+# --- shared: environments ---
+def make_env(env_id: str, **options) -> gym.Env:
+    """gym.make without its warnings; raises UserError unless observations are a Box and actions a bounded Box."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # every -v4 announces -v5
+            env = gym.make(env_id, disable_env_checker=True, **options)
+    except (gym.error.Error, ImportError, ValueError) as error:
+        near = difflib.get_close_matches(env_id, list(gym.registry), n=3, cutoff=0.5)
+        hint = f" Did you mean {' or '.join(near)}?" if near and env_id not in near else ""
+        raise UserError(f"cannot make the environment {env_id!r}: {str(error).splitlines()[0]}{hint}") from None
+    if "mujoco" in sys.modules and hasattr(sys.modules["mujoco"], "set_mju_user_warning"):
+        sys.modules["mujoco"].set_mju_user_warning(lambda message: None)  # else MuJoCo writes MUJOCO_LOG.TXT into the cwd
+    if not isinstance(env.observation_space, gym.spaces.Box):
+        raise UserError(f"{env_id} has observations of type {env.observation_space}; only a Box is supported.")
+    space = env.action_space
+    if not isinstance(space, gym.spaces.Box) or not np.issubdtype(space.dtype, np.floating):
+        raise UserError(f"{env_id} has actions of type {space}; only a continuous Box is supported.")
+    if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
+        raise UserError(f"{env_id} has unbounded actions, {space}; only a bounded Box is supported.")
+    return env
+
+
+def flatten(obs) -> np.ndarray:
+    """Any Box observation as float32 (O,)."""
+    return np.asarray(obs, dtype=np.float32).reshape(-1)
+
+
+def rescale_action(action: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Actions (..., A) in [-1, 1] -> the environment's bounds low, high (A,)."""
+    return np.clip(low + (action + 1) * 0.5 * (high - low), low, high)
+
+
+class FlatEnv:
+    """An environment as this file sees it: observations (O,) float32, actions (A,) in [-1, 1]."""
+
+    def __init__(self, env_id: str, **options):
+        self.env = make_env(env_id, **options)
+        space = self.env.action_space
+        self.low, self.high, self.shape = space.low.reshape(-1), space.high.reshape(-1), space.shape
+        self.obs_dim, self.action_dim = int(np.prod(self.env.observation_space.shape)), len(self.low)
+
+    def reset(self, **options) -> np.ndarray:
+        return flatten(self.env.reset(**options)[0])
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool]:
+        action = rescale_action(action, self.low, self.high).astype(self.env.action_space.dtype).reshape(self.shape)
+        obs, reward, terminated, truncated, _ = self.env.step(action)
+        return flatten(obs), float(reward), bool(terminated), bool(truncated)
+
+    def random_state(self) -> str:
+        """The state of the environment's random numbers, as JSON."""
+        return json.dumps(self.env.unwrapped.np_random.bit_generator.state)
+
+    def replay_episode(self, random_state: str, actions: list[np.ndarray]) -> np.ndarray:
+        """Reset from a saved random state and repeat an episode's actions: exact for a deterministic environment."""
+        self.env.reset(seed=0)  # makes the generator that gets the saved state
+        self.env.unwrapped.np_random.bit_generator.state = json.loads(random_state)
+        obs = self.reset()
+        for action in actions:
+            obs = self.step(action)[0]
+        return obs
+# --- end shared ---
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Evaluation and value bias, in worker processes
+# ----------------------------------------------------------------------------------------------------------------------
+def eval_conditions(args: Args) -> list[float]:
+    """The evaluated betas, beta_i = eval_beta_max / H * i (equation 20)."""
+    return [args.eval_beta_max * (i / args.num_eval_policies) for i in range(1, args.num_eval_policies + 1)]
+
+
+def policy(weights: dict, obs: np.ndarray, beta: float, noise: np.ndarray | None = None):
+    """The actor in numpy: obs (B, O) -> action (B, A) in [-1, 1], log_prob (B,) of it (0 where noise is None: tanh(mean))."""
+    x = np.concatenate([obs, np.full((len(obs), 1), math.log(beta), np.float32)], 1)
+    x = np.maximum(x @ weights["layer1.weight"].T + weights["layer1.bias"], 0)
+    x = np.maximum(x @ weights["layer2.weight"].T + weights["layer2.bias"], 0)
+    u = x @ weights["mean.weight"].T + weights["mean.bias"]
+    if noise is None:
+        return np.tanh(u), np.zeros(len(obs))
+    log_std = np.clip(x @ weights["log_std.weight"].T + weights["log_std.bias"], -10, 2)
+    u = u + np.exp(log_std) * noise
+    log_prob = -0.5 * noise**2 - log_std - 0.5 * math.log(2 * math.pi) - 2 * (math.log(2) - u - np.logaddexp(0, -2 * u))
+    return np.tanh(u), log_prob.sum(1)
+
+
+def q_mean(weights: dict, obs: np.ndarray, action: np.ndarray, beta: float) -> np.ndarray:
+    """The ensemble's mean in numpy: obs (B, O), action (B, A) -> (B,)."""
+    x = np.concatenate([obs, action, np.full((len(obs), 1), math.log(beta), np.float32)], 1)
+    x = np.maximum(x @ weights["layer1.weight"] + weights["layer1.bias"], 0)
+    x = np.maximum(x @ weights["layer2.weight"] + weights["layer2.bias"], 0)
+    return (x @ weights["layer3.weight"] + weights["layer3.bias"]).mean(0)[:, 0]
+
+
+# --- shared: evaluation ---
+BIAS_PAIRS, BIAS_CHOSEN, BIAS_CONTINUATIONS, BIAS_STEPS = 100, 20, 20, 1500
+
+
+def seeds_for(seed: int, purpose: int, count: int) -> list[int]:
+    """`count` environment seeds of a run; purpose 0: evaluation, 1: fresh episodes, 2 and up: value bias."""
+    return [int(s) for s in np.random.SeedSequence([seed, purpose]).generate_state(count)]
+
+
+def play_returns(envs, weights, condition, seeds) -> np.ndarray:
+    """Undiscounted returns (E,) of one deterministic episode from each seed, all E in step.
+
+    The batch keeps its size when episodes end: another batch size would change the last bits of the actions.
+    """
+    obs = np.stack([env.reset(seed=seed) for env, seed in zip(envs, seeds, strict=True)])
+    returns, running = np.zeros(len(envs)), np.ones(len(envs), bool)
+    while running.any():
+        actions, _ = policy(weights, obs, condition)
+        for i in np.flatnonzero(running):
+            obs[i], reward, terminated, truncated = envs[i].step(actions[i])
+            returns[i] += reward
+            running[i] = not (terminated or truncated)
+    return returns
+
+
+def collect_pairs(env, weights, critic, condition, seed) -> list[tuple]:
+    """BIAS_CHOSEN state-action pairs out of BIAS_PAIRS of the stochastic policy: (episode seed, actions, Q mean)."""
+    rng, pairs, episode = np.random.default_rng(seed), [], 0
+    while len(pairs) < BIAS_PAIRS:
+        episode, actions, done = episode + 1, [], False
+        obs = env.reset(seed=seed + episode)
+        while not done and len(pairs) < BIAS_PAIRS:
+            noise = rng.standard_normal((1, env.action_dim)).astype(np.float32)
+            action, _ = policy(weights, obs[None], condition, noise)
+            actions = [*actions, action[0]]
+            pairs.append((seed + episode, np.stack(actions), q_mean(critic, obs[None], action, condition)[0]))
+            obs, _, terminated, truncated = env.step(action[0])
+            done = terminated or truncated
+    return [pairs[i] for i in sorted(rng.choice(BIAS_PAIRS, BIAS_CHOSEN, replace=False))]
+
+
+def monte_carlo_return(envs, weights, condition, alpha, gamma, episode_seed, actions, seed) -> float:
+    """Mean discounted return of len(envs) continuations of a state-action pair, reached by repeating its episode.
+
+    From the second step on a continuation's return includes -alpha log pi, which is what a soft Q predicts.
+    """
+    rng = np.random.default_rng(seed)
+    returns, running, discount = np.zeros(len(envs)), np.ones(len(envs), bool), 1.0
+    for env in envs:
+        env.reset(seed=episode_seed)
+        for action in actions[:-1]:
+            env.step(action)
+    obs = np.zeros((len(envs), envs[0].obs_dim), np.float32)
+    batch, log_prob = np.repeat(actions[-1:], len(envs), 0), np.zeros(len(envs))
+    for _ in range(BIAS_STEPS):
+        for i in np.flatnonzero(running):
+            obs[i], reward, terminated, _ = envs[i].step(batch[i])
+            returns[i] += discount * (reward - alpha * log_prob[i])
+            running[i] = not terminated
+        if not running.any():
+            break
+        discount *= gamma
+        noise = rng.standard_normal((len(envs), envs[0].action_dim)).astype(np.float32)
+        batch, log_prob = policy(weights, obs, condition, noise)
+    return float(returns.mean())
+
+
+def record_episode(env_id, weights, condition, seed, folder, name) -> None:
+    """One deterministic episode as folder/name-episode-0.mp4, rendered off screen; raises UserError if it cannot be."""
+    if sys.platform == "linux" and not os.environ.get("DISPLAY"):
+        os.environ.setdefault("MUJOCO_GL", "egl")
+    try:
+        env = FlatEnv(env_id, render_mode="rgb_array")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            env.env = gym.wrappers.RecordVideo(env.env, str(folder), name_prefix=name, disable_logger=True)
+            play_returns([env], weights, condition, [seed])
+            env.env.close()
+    except Exception as error:  # drivers, codecs and renderers fail in their own ways
+        raise UserError(f"no video could be recorded: {str(error).splitlines()[0] if str(error) else error!r}") from None
+
+
+def work(connection, env_id: str) -> None:
+    """A worker process: plays the tasks that come through the pipe, one at a time, until the pipe closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    parent = multiprocessing.parent_process().sentinel
+    threading.Thread(target=lambda: (wait_for_connections([parent]), os._exit(1)), daemon=True).start()
+    envs = {"usual": [], "endless": []}
+
+    def some_envs(kind: str, count: int) -> list[FlatEnv]:
+        options = {"max_episode_steps": -1} if kind == "endless" else {}
+        envs[kind] += [FlatEnv(env_id, **options) for _ in range(count - len(envs[kind]))]
+        return envs[kind][:count]
+
+    try:
+        while True:
+            key, kind, inputs = connection.recv()
+            if kind == "returns":
+                result = play_returns(some_envs("usual", len(inputs["seeds"])), **inputs)
+            elif kind == "pairs":
+                result = collect_pairs(some_envs("usual", 1)[0], **inputs)
+            else:
+                result = monte_carlo_return(some_envs("endless", BIAS_CONTINUATIONS), **inputs)
+            connection.send((key, result))
+    except (EOFError, OSError):
+        return
+
+
+class Evaluator:
+    """Plays evaluations in `num_workers` processes beside training and hands them back whole, in step order.
+
+    An evaluation is a dict: step, wall_seconds, actor (weights), alphas [H] and, where the bias is due, critic (weights).
+    The smallest unit of work is a policy with all its episodes, so results do not depend on the number of workers.
+    """
+
+    def __init__(self, env_id, conditions, seeds, num_workers, gamma, seed, say):
+        self.env_id, self.conditions, self.seeds, self.gamma, self.seed = env_id, conditions, seeds, gamma, seed
+        self.say, self.num_workers = say, num_workers
+        self.pending, self.tasks, self.repeats = [], deque(), {}
+        self.workers = [self._start_worker() for _ in range(num_workers)]
+
+    def _start_worker(self) -> dict:
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        settings = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        saved = {name: os.environ.get(name) for name in settings}
+        os.environ.update(settings)
+        try:
+            process = context.Process(target=work, args=(theirs, self.env_id), daemon=True)
+            process.start()
+        finally:
+            for name, value in saved.items():
+                os.environ.pop(name) if value is None else os.environ.update({name: value})
+        theirs.close()
+        return {"process": process, "connection": ours, "keys": []}
+
+    def submit(self, evaluation: dict) -> None:
+        """Queue an evaluation; steps must grow from call to call."""
+        self.pending.append({**evaluation, "results": {}})
+        self.tasks.extend((evaluation["step"], "returns", i) for i in range(len(self.conditions)))
+        self._dispatch()
+
+    def poll(self, seconds: float = 0.0) -> list[dict]:
+        """Wait up to `seconds` for results; return the evaluations that are complete, in step order."""
+        by_connection = {worker["connection"]: worker for worker in self.workers}
+        for connection in wait_for_connections(list(by_connection), seconds):
+            worker = by_connection[connection]
+            try:
+                key, result = connection.recv()
+            except (EOFError, OSError):
+                self._replace(worker)
+                continue
+            worker["keys"].remove(key)
+            self._accept(key, result)
+        self._dispatch()
+        finished = []
+        while self.pending and self._is_complete(self.pending[0]):
+            finished.append(self.pending.pop(0))
+        return finished
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker["connection"].close()
+            worker["process"].kill()
+            worker["process"].join()
+
+    def _is_complete(self, evaluation: dict) -> bool:
+        wanted = len(self.conditions) + (1 + BIAS_CHOSEN if evaluation["critic"] else 0)
+        return len(evaluation["results"]) == wanted
+
+    def _accept(self, key: tuple, result) -> None:
+        step, kind, _ = key
+        evaluation = next(e for e in self.pending if e["step"] == step)
+        evaluation["results"][key[1:]] = result
+        if kind == "returns" and evaluation["critic"] and len(evaluation["results"]) == len(self.conditions):
+            self.tasks.append((step, "pairs", 0))
+        elif kind == "pairs":
+            self.tasks.extend((step, "continuation", i) for i in range(BIAS_CHOSEN))
+
+    def _inputs(self, key: tuple) -> dict:
+        step, kind, i = key
+        evaluation = next(e for e in self.pending if e["step"] == step)
+        if kind == "returns":
+            return {"weights": evaluation["actor"], "condition": self.conditions[i], "seeds": self.seeds}
+        best = best_policy(evaluation, len(self.conditions))
+        inputs = {"weights": evaluation["actor"], "condition": self.conditions[best]}
+        if kind == "pairs":
+            return {**inputs, "critic": evaluation["critic"], "seed": seeds_for(self.seed, 2 + step, 1)[0]}
+        episode_seed, actions, _ = evaluation["results"]["pairs", 0][i]
+        return {**inputs, "alpha": evaluation["alphas"][best], "gamma": self.gamma, "episode_seed": episode_seed,
+                "actions": actions, "seed": [self.seed, step, i]}  # fmt: skip
+
+    def _dispatch(self) -> None:
+        for depth in (1, 2):  # a second task waits in the pipe, so that no worker waits for the next poll
+            for worker in list(self.workers):
+                if self.tasks and len(worker["keys"]) < depth:
+                    key = self.tasks.popleft()
+                    worker["keys"].append(key)
+                    try:
+                        worker["connection"].send((key, key[1], self._inputs(key)))
+                    except OSError:
+                        self._replace(worker)
+
+    def _replace(self, worker: dict) -> None:
+        index = self.workers.index(worker)
+        worker["process"].join(1)
+        for key in reversed(worker["keys"]):
+            self.tasks.appendleft(key)
+            self.repeats[key] = self.repeats.get(key, 0) + 1
+            if self.repeats[key] > 3:
+                raise TrainingError(f"evaluation workers died three times over the evaluation of step {key[0]}")
+        self.say(f"evaluation worker {index} (process {worker['process'].pid}) died with exit code "
+                 f"{worker['process'].exitcode}; its evaluation is repeated")  # fmt: skip
+        worker["connection"].close()
+        self.workers[index] = self._start_worker()
+
+
+def best_policy(evaluation: dict, count: int) -> int:
+    """The index of the policy with the highest average return."""
+    return int(np.argmax([evaluation["results"]["returns", i].mean() for i in range(count)]))
+
+
+def eval_columns(conditions: list[float]) -> list[str]:
+    """The columns of eval.csv."""
+    per_policy = [f"{what}_{c:.6g}" for what in ("return", "alpha") for c in conditions]
+    return ["step", "wall_seconds", "best_return", "best_return_std", "best_beta", "bias_mean", "bias_std", *per_policy]
+
+
+def eval_row(evaluation: dict, conditions: list[float]) -> dict:
+    """A finished evaluation as a row of eval.csv; the std over the best policy's episodes is the population one."""
+    results, count = evaluation["results"], len(conditions)
+    best = best_policy(evaluation, count)
+    bias_mean = bias_std = None
+    if evaluation["critic"]:
+        returns = np.array([results["continuation", i] for i in range(BIAS_CHOSEN)])
+        predicted = np.array([q for _, _, q in results["pairs", 0]], np.float64)
+        bias = (predicted - returns) / abs(returns.mean())  # equation 22
+        bias_mean, bias_std = float(bias.mean()), float(bias.std())
+    row = [evaluation["step"], round(evaluation["wall_seconds"], 1), float(results["returns", best].mean()),
+           float(results["returns", best].std()), conditions[best], bias_mean, bias_std,
+           *(float(results["returns", i].mean()) for i in range(count)), *evaluation["alphas"]]  # fmt: skip
+    return dict(zip(eval_columns(conditions), row, strict=True))
+# --- end shared ---
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Run directory, logging and checkpoint
+# ----------------------------------------------------------------------------------------------------------------------
+# --- shared: run directory ---
+TRAIN_COLUMNS = ("step", "wall_seconds", "sps", "qf_loss", "qf_values", "qf_std", "actor_loss", "alpha_loss", "alpha",
+                 "entropy", "episodic_return", "episodic_length")  # fmt: skip
+SCRIPT = Path(__file__).stem
+
+
+def write_whole(path: Path, write) -> None:
+    """Write a file so that at every moment `path` is the old or the new one, whole: temporary name, fsync, rename."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with open(temporary, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_config(path: Path, args: Args, device: torch.device) -> None:
+    """config.json: all arguments, versions, git commit and device."""
+    git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
+    changed = subprocess.run(["git", "status", "--porcelain", "--", Path(__file__).name], cwd=Path(__file__).parent,
+                             capture_output=True, text=True).stdout.strip()  # fmt: skip
+    packages = ("torch", "gymnasium", "mujoco", "numpy")
+    config = {
+        "script": SCRIPT,
+        "args": dataclasses.asdict(args),
+        "versions": {"python": platform.python_version(), **{p: importlib.metadata.version(p) for p in packages}},
+        "git_commit": (git.stdout.strip() + ("+changes" if changed else "")) if git.returncode == 0 else None,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name(),
+    }
+    write_whole(path, lambda file: file.write(json.dumps(config, indent=2).encode()))
+
+
+def processor_name() -> str:
+    """The processor's model and the cores in use."""
+    name = platform.processor() or platform.machine()
+    if Path("/proc/cpuinfo").exists():
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name)
+    return f"{name}, {usable_cores()} cores"
+
+
+def append_row(path: Path, columns, row: dict) -> None:
+    """Append one row to a CSV file, with the header where the file is new."""
+    new = not path.exists()
+    with open(path, "a", newline="") as file:
+        writer = csv.DictWriter(file, columns)
+        if new:
+            writer.writeheader()
+        writer.writerow(row)
+
+
+def keep_rows(path: Path, columns, keep) -> None:
+    """Drop the rows after a checkpoint, for they will be made again: `keep` says of a step whether its row stays."""
+    if path.exists():
+        with open(path, newline="") as file:
+            rows = [row for row in csv.reader(file) if len(row) == len(columns) and row[0].isdigit()]
+        lines = [list(columns), *(row for row in rows if keep(int(row[0])))]
+        text = "".join(",".join(line) + "\r\n" for line in lines)
+        write_whole(path, lambda file: file.write(text.encode()))
+
+
+def load_checkpoint(run_dir: str | Path) -> dict:
+    """The checkpoint of a run directory, on the CPU; raises UserError if it is missing, damaged or another script's."""
+    path = Path(run_dir) / "checkpoint.pt"
+    if not path.exists():
+        raise UserError(f"{path} does not exist; give the directory of a run that has written a checkpoint.")
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)  # runs no code from the file
+        script, fields = checkpoint["script"], checkpoint["args"]
+    except Exception:
+        raise UserError(f"{path} is damaged or not a checkpoint of this project.") from None
+    if script != SCRIPT:
+        raise UserError(f"{path} was written by {script}.py; use that script instead of {SCRIPT}.py.")
+    if set(fields) != {field.name for field in dataclasses.fields(Args)}:
+        raise UserError(f"{path} was written by another version of {SCRIPT}.py: its arguments differ.")
+    return checkpoint
+
+
+def saved_args(run_dir: str) -> Args:
+    """The arguments in a run's config.json; raises UserError if it is missing, damaged or another script's."""
+    path = Path(run_dir) / "config.json"
+    try:
+        config = json.loads(path.read_text())
+        script, args = config["script"], config["args"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(f"{path} is missing or damaged; give the directory of a run.") from None
+    if script != SCRIPT:
+        raise UserError(f"{run_dir} is a run of {script}.py; use that script instead of {SCRIPT}.py.")
+    try:
+        return Args(**args)
+    except TypeError:
+        raise UserError(f"{run_dir} is a run of another version of {SCRIPT}.py: its arguments differ.") from None
+
+
+def lock(run_dir: Path) -> filelock.FileLock:
+    """Hold the run directory for this process; raises UserError when another process has it."""
+    try:
+        held = filelock.FileLock(run_dir / ".lock")
+        held.acquire(timeout=0)
+    except filelock.Timeout:
+        raise UserError(f"{run_dir} is in use by another process.") from None
+    except OSError as error:
+        raise UserError(f"{run_dir} cannot be written: {error.strerror}.") from None
+    return held
+
+
+def start_tracking(args: Args, run_dir: Path, say):
+    """A Weights & Biases run that a resumed run continues; offline when there is no key or no network."""
+    os.environ.setdefault("WANDB_SILENT", "true")
+    import wandb  # slow to import, and only needed here
+
+    identity, offline = run_dir / "wandb_id", None
+    if not identity.exists():
+        write_whole(identity, lambda file: file.write(wandb.util.generate_id().encode()))
+    options = {
+        "project": args.wandb_project_name, "entity": args.wandb_entity, "config": dataclasses.asdict(args),
+        "name": run_dir.name, "id": identity.read_text(), "resume": "allow", "dir": str(run_dir),
+        "settings": wandb.Settings(silent=True, console="off", init_timeout=30),
+    }  # fmt: skip
+    if os.environ.get("WANDB_MODE", "online") != "online":
+        run = wandb.init(**options)
+    else:
+        try:
+            if not wandb.login(prompt=False, verify=False):
+                offline = "no API key"
+            else:
+                run = wandb.init(**options)
+                say(f"Weights & Biases: {run.url}")
+        except wandb.errors.Error as error:
+            offline = str(error).splitlines()[0]
+        if offline:
+            say(f"Weights & Biases is offline ({offline}); upload later with: wandb sync {run_dir}/wandb/offline-run-*")
+            run = wandb.init(mode="offline", **options)
+    run.define_metric("global_step")
+    run.define_metric("*", step_metric="global_step")  # evaluations come later than their step
+    run.log_code(str(Path(__file__).parent), include_fn=lambda path: Path(path).name == Path(__file__).name)
+    return run
+
+
+def wandb_names(row: dict) -> dict:
+    """A row of train.csv or eval.csv under CleanRL's metric names, without its empty cells."""
+    charts = {"sps": "charts/SPS", "episodic_return": "charts/episodic_return", "episodic_length": "charts/episodic_length"}
+    prefix = "eval/" if "best_return" in row else "losses/"
+    named = {charts.get(k, prefix + k): v for k, v in row.items() if v is not None and k not in ("step", "wall_seconds")}
+    return {"global_step": row["step"], "charts/wall_seconds": row["wall_seconds"], **named}
+
+
+def create_run_dir(args: Args, device: torch.device) -> Path:
+    """Make the run directory with its config.json in one rename; raises UserError if it exists or cannot be made."""
+    name = args.run_name or f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}".replace("/", "_")
+    run_dir = Path(args.run_root) / name
+    if run_dir.exists():
+        raise UserError(f"{run_dir} exists already; go on with it by --resume {run_dir}, or choose another run_name.")
+    temporary = run_dir.with_name(f".{name}.{os.getpid()}")
+    try:
+        temporary.mkdir(parents=True)
+        write_config(temporary / "config.json", args, device)
+        temporary.rename(run_dir)
+    except OSError as error:
+        raise UserError(f"run_root {args.run_root!r} cannot be written: {error.strerror}.") from None
+    return run_dir
+
+
+def load_policy(run_dir: str | Path):
+    """The trained family of a run as a function for deployment: action = policy(obs, beta).
+
+    obs (O,) or (B, O) -> action (A,) or (B, A), deterministic and within the environment's bounds. Without beta it plays
+    the best one of the last evaluation. Needs no environment. Raises UserError without a readable checkpoint.
+    """
+    checkpoint = load_checkpoint(run_dir)
+    learner = restored_learner(checkpoint, torch.device("cpu"))
+    weights, best = learner.weights("actor"), checkpoint["last_evaluation"].get("best_beta")
+    low, high = checkpoint["action_low"].numpy(), checkpoint["action_high"].numpy()
+
+    def act(obs: np.ndarray, beta: float | None = best) -> np.ndarray:
+        batch = np.asarray(obs, np.float32).reshape(-1, learner.obs_dim)
+        if beta is None:
+            raise UserError("this run has not finished an evaluation yet; name the beta to play.")
+        action = rescale_action(policy(weights, batch, beta)[0], low, high)
+        return action[0] if np.size(obs) == learner.obs_dim else action
+
+    return act
+
+
+def restored_learner(checkpoint: dict, device: torch.device, replay: bool = False) -> Learner:
+    """A Learner in the state of a checkpoint; without its replay unless asked for it. UserError if shapes differ."""
+    args = Args(**checkpoint["args"])
+    if not replay:
+        args.buffer_size = 1
+    learner = Learner(args, checkpoint["obs_dim"], checkpoint["action_dim"], device)
+    state = checkpoint["state"]
+    if {k: v.shape for k, v in state.items()} != {k: v.shape for k, v in learner.state.items()}:
+        raise UserError("the checkpoint's networks do not have the shapes that its arguments say; it is damaged.")
+    for name, tensor in state.items():
+        learner.state[name].copy_(tensor)
+    if replay:
+        learner.replay[: len(checkpoint["replay"])].copy_(checkpoint["replay"])
+        learner.generator.set_state(checkpoint["generator"])
+    return learner
+
+
+def compiler_works() -> bool:
+    """Whether torch.compile can build a function here; on the CPU it needs a C++ compiler."""
+    try:
+        torch.compile(lambda x: (x + 1).relu())(torch.ones(16))
+        return True
+    except Exception:
+        return False
+
+
+def set_up_torch(args: Args, device: torch.device) -> None:
+    """Process-wide settings: determinism, memory allocation, precision."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(args.torch_deterministic, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # costs a pass over every new tensor, finds only bugs
+    if device.type == "cpu" and platform.libc_ver()[0] == "glibc":
+        # Keep freed memory: by default every 2.6 MB temporary goes back to the system and page-faults on its next use.
+        ctypes.CDLL(None).mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
+        ctypes.CDLL(None).mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
+    precision = args.matmul_precision
+    if precision == "auto":
+        precision = "highest"
+        if device.type == "cpu":
+            # "medium" lets oneDNN do batched products: faster, and exact float32 unless the processor has AMX. Measured.
+            a, b = torch.randn(2, 256, 256), torch.randn(2, 256, 256)
+            torch.set_float32_matmul_precision("medium")
+            exact = a.double() @ b.double()
+            if float((torch.bmm(a, b) - exact).norm() / exact.norm()) < 1e-6:
+                precision = "medium"
+    torch.set_float32_matmul_precision(precision)
+# --- end shared ---
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Training
+# ----------------------------------------------------------------------------------------------------------------------
+# --- shared: training ---
+def open_run(args: Args) -> tuple[Args, Path | None, dict | None, FlatEnv, torch.device]:
+    """Check everything the user gave before anything is written: arguments, run directory, checkpoint, environment."""
+    run_dir, checkpoint = None, None
+    if args.resume is not None:
+        run_dir, asked = Path(args.resume), args.total_timesteps
+        args = saved_args(args.resume)
+        if (run_dir / "checkpoint.pt").exists():
+            checkpoint = load_checkpoint(run_dir)
+            if checkpoint["args"]["env_id"] != args.env_id:
+                raise UserError(f"{run_dir}/checkpoint.pt is of {checkpoint['args']['env_id']}, but the run is of {args.env_id}.")
+        if asked is not None and asked < args.total_timesteps:
+            raise UserError(f"total_timesteps is {asked}; on resuming it may only grow, from {args.total_timesteps}.")
+        args.total_timesteps = asked or args.total_timesteps
+    args = check_args(args)
+    device = torch.device("cuda" if args.cuda is not False and torch.cuda.is_available() else "cpu")
+    env = FlatEnv(args.env_id)
+    if checkpoint and (checkpoint["obs_dim"], checkpoint["action_dim"]) != (env.obs_dim, env.action_dim):
+        raise UserError(f"{run_dir}/checkpoint.pt does not have the shapes of {args.env_id}.")
+    if hasattr(args, "target_entropy") and args.target_entropy is None:
+        args.target_entropy = -float(env.action_dim)
+    return args, run_dir, checkpoint, env, device
+
+
+def train(args: Args) -> dict:
+    """Train, or go on with args.resume; return a summary: run_dir, global_step, completed, best_return, best_beta.
+
+    Raises UserError for arguments or files that cannot be used, before anything is written, and TrainingError when
+    training cannot go on.
+    """
+    args, run_dir, checkpoint, env, device = open_run(args)
+    set_up_torch(args, device)
+    torch.set_num_threads(checkpoint["threads"] if checkpoint else usable_cores())
+    if args.compile and not compiler_works():
+        warnings.warn("torch.compile does not work here (no C++ compiler?): going on without it, slower.", stacklevel=1)
+        args.compile = False
+    try:
+        if checkpoint:
+            checkpoint["args"] = dataclasses.asdict(args)
+            learner = restored_learner(checkpoint, device, replay=True)
+        else:
+            learner = Learner(args, env.obs_dim, env.action_dim, device)
+    except (RuntimeError, MemoryError) as error:
+        size = args.buffer_size * (2 * env.obs_dim + env.action_dim + 2) * 4 / 2**30
+        raise UserError(f"no memory for a replay of {size:.1f} GiB on {device} (buffer_size {args.buffer_size}): "
+                        f"{str(error).splitlines()[0]}") from None  # fmt: skip
+    resumed = run_dir is not None
+    run_dir = run_dir or create_run_dir(args, device)
+    with lock(run_dir):
+        if resumed:
+            write_config(run_dir / "config.json", args, device)
+        return run_training(args, run_dir, checkpoint, env, learner)
+
+
+def run_training(args: Args, run_dir: Path, checkpoint: dict | None, env: FlatEnv, learner: Learner) -> dict:
+    """The training loop, in a run directory held by this process."""
+    start, conditions = time.time(), eval_conditions(args)
+    step, elapsed_before, pending, last = 0, 0.0, [], {}
+    episode = {"random_state": "", "actions": [], "return": 0.0}
+    if checkpoint:
+        step, elapsed_before, last = (checkpoint[k] for k in ("global_step", "wall_seconds", "last_evaluation"))
+        pending, episode = checkpoint["pending"], dict(checkpoint["episode"])
+        episode["actions"] = list(episode["actions"].numpy())
+    waiting = {evaluation["step"] for evaluation in pending}
+    keep_rows(run_dir / "eval.csv", eval_columns(conditions), lambda s: 0 < s <= step and s not in waiting)
+    keep_rows(run_dir / "train.csv", TRAIN_COLUMNS, lambda s: 0 < s <= step)
+    bar = tqdm(total=args.total_timesteps, initial=step, unit="step", dynamic_ncols=True, smoothing=0.05,
+               desc=run_dir.name[:40], mininterval=0.5 if sys.stderr.isatty() else 30)  # fmt: skip
+
+    def say(message: str) -> None:
+        tqdm.write(message, file=sys.stderr)
+
+    tracker = start_tracking(args, run_dir, say) if args.track else None
+    seeds = seeds_for(args.seed, 0, args.eval_episodes)
+    evaluator = Evaluator(args.env_id, conditions, seeds, args.eval_workers, args.gamma, args.seed, say)
+    stopped_by, saved_step, saved_time = [], step if checkpoint else None, time.time()
+    handlers = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            handlers[number] = signal.signal(number, lambda number, frame: stopped_by.append(number))
+
+    def wall_seconds() -> float:
+        return elapsed_before + time.time() - start
+
+    def finish(evaluations: list[dict]) -> None:
+        for evaluation in evaluations:
+            row = eval_row(evaluation, conditions)
+            append_row(run_dir / "eval.csv", eval_columns(conditions), row)
+            last.update({k: row[k] for k in ("step", "best_return", "best_return_std", "best_beta")})
+            if tracker:
+                tracker.log(wandb_names(row))
+        if last:
+            text = f"evaluated {last['best_return']:.1f} at beta {last['best_beta']:.3g}, step {last['step']}"
+            bar.set_postfix_str(text, refresh=False)
+
+    def save() -> None:
+        nonlocal saved_step, saved_time
+        if not bool(torch.isfinite(learner.state["metrics"]).all()):
+            learner.read_metrics()
+        filled, replay = min(step, args.buffer_size), learner.replay
+        actions = np.array(episode["actions"], np.float32).reshape(-1, env.action_dim)
+        as_tensors = lambda weights: {k: torch.from_numpy(v) for k, v in weights.items()} if weights else None  # noqa: E731
+        content = {
+            "script": SCRIPT, "args": dataclasses.asdict(args), "global_step": step, "wall_seconds": wall_seconds(),
+            "obs_dim": env.obs_dim, "action_dim": env.action_dim, "threads": torch.get_num_threads(),
+            "action_low": torch.from_numpy(env.low.copy()), "action_high": torch.from_numpy(env.high.copy()),
+            "state": {k: v.cpu() for k, v in learner.state.items()},
+            "replay": replay.cpu() if filled == len(replay) else replay[:filled].cpu().clone(),  # a view saves all
+            "generator": learner.generator.get_state(),
+            "episode": {**episode, "actions": torch.from_numpy(actions)},
+            "obs": torch.from_numpy(obs), "last_evaluation": dict(last),
+            "pending": [{**{k: e[k] for k in ("step", "wall_seconds", "alphas")},
+                         "actor": as_tensors(e["actor"]), "critic": as_tensors(e["critic"])} for e in evaluator.pending],
+        }  # fmt: skip
+        try:
+            write_whole(run_dir / "checkpoint.pt", lambda file: torch.save(content, file))
+            saved_step = step
+        except (OSError, RuntimeError) as error:
+            say(f"no checkpoint could be written at step {step} ({str(error).splitlines()[0]}); {last_good()}")
+        saved_time = time.time()
+
+    def last_good() -> str:
+        return "there is no checkpoint yet" if saved_step is None else f"the last good checkpoint is of step {saved_step}"
+
+    try:
+        for e in pending:
+            as_arrays = lambda weights: {k: v.numpy() for k, v in weights.items()} if weights else None  # noqa: E731
+            evaluator.submit({**e, "actor": as_arrays(e["actor"]), "critic": as_arrays(e["critic"])})
+        finish([])
+        if checkpoint:
+            obs = env.replay_episode(episode["random_state"], episode["actions"])
+            if not np.array_equal(obs, checkpoint["obs"].numpy()):
+                say(f"{args.env_id} is not deterministic: the run goes on, but not exactly as it would have")
+        else:
+            env.reset(seed=args.seed)
+            episode["random_state"] = env.random_state()
+            obs = env.reset()
+        checkpoint = None  # frees its copy of the replay
+        row_step, row_time = step, time.time()
+        while step < args.total_timesteps and not stopped_by:
+            action = learner.random_action() if step < args.learning_starts else learner.act(obs)
+            next_obs, reward, terminated, truncated = env.step(action)
+            if not (np.isfinite(next_obs).all() and math.isfinite(reward)):
+                what = "reward" if np.isfinite(next_obs).all() else "observation"
+                raise TrainingError(f"the environment returned a non-finite {what}")
+            learner.store(step, obs, action, reward, terminated, next_obs)
+            episode["actions"].append(action)
+            episode["return"] += reward
+            obs, step = next_obs, step + 1
+            if step > args.learning_starts:
+                learner.update(step)
+            bar.update()
+            done = terminated or truncated
+            if done or step % 1000 == 0 or step == args.total_timesteps:
+                row = dict.fromkeys(TRAIN_COLUMNS)
+                row.update(step=step, wall_seconds=round(wall_seconds(), 1), **learner.read_metrics())
+                row["sps"] = round((step - row_step) / max(time.time() - row_time, 1e-9), 2)
+                if done:
+                    row.update(episodic_return=episode["return"], episodic_length=len(episode["actions"]))
+                append_row(run_dir / "train.csv", TRAIN_COLUMNS, row)
+                if tracker:
+                    tracker.log(wandb_names(row))
+                row_step, row_time = step, time.time()
+            if done:
+                episode = {"random_state": env.random_state(), "actions": [], "return": 0.0}
+                obs = env.reset()  # not stored: the row above holds the episode's own last observation
+            since_start = step - args.learning_starts
+            if (since_start >= 0 and since_start % args.eval_frequency == 0) or step == args.total_timesteps:
+                bias_due = args.bias_frequency and step % args.bias_frequency == 0
+                evaluator.submit({
+                    "step": step, "wall_seconds": wall_seconds(), "actor": learner.weights("actor"),
+                    "alphas": alphas(learner, conditions), "critic": learner.weights("critic") if bias_due else None,
+                })  # fmt: skip
+            finish(evaluator.poll())
+            while len(evaluator.pending) > 2 * args.eval_workers and not stopped_by:
+                bar.set_description_str("training waits for evaluations")
+                finish(evaluator.poll(1.0))
+                bar.set_description_str(run_dir.name[:40], refresh=False)
+            if time.time() - saved_time >= args.checkpoint_seconds:
+                save()
+        save()
+        while evaluator.pending and not stopped_by:
+            bar.set_description_str(f"collecting {len(evaluator.pending)} evaluations")
+            finish(evaluator.poll(1.0))
+        save()
+        if saved_step != step:
+            raise TrainingError("the final checkpoint could not be written")
+        completed = step == args.total_timesteps and not evaluator.pending
+        if completed and args.capture_video:
+            try:
+                name = f"step-{step}-beta-{last['best_beta']:.4g}"
+                record_episode(args.env_id, learner.weights("actor"), last["best_beta"], seeds[0], run_dir / "videos", name)
+            except UserError as error:
+                say(str(error))
+    except (TrainingError, OSError) as error:
+        raise TrainingError(f"stopped at step {step}: {error}; {last_good()} in {run_dir}.") from None
+    finally:
+        evaluator.close()
+        bar.close()
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        if tracker:
+            tracker.finish()
+    return {"run_dir": str(run_dir), "global_step": step, "completed": completed, "wall_seconds": wall_seconds(),
+            "signal": stopped_by[0] if stopped_by else None, **{k: v for k, v in last.items() if k != "step"}}  # fmt: skip
+
+
+def evaluate_run(run_dir: str, capture_video: bool) -> None:
+    """Print beta -> return +- std of a run's policies on fresh episodes, and what the best beta of training gets on them."""
+    checkpoint = load_checkpoint(run_dir)
+    args, last = Args(**checkpoint["args"]), checkpoint["last_evaluation"]
+    learner, conditions = restored_learner(checkpoint, torch.device("cpu")), eval_conditions(args)
+    seeds = seeds_for(args.seed, 1, args.eval_episodes)
+    FlatEnv(args.env_id).env.close()  # a missing environment is the user's to mend, not a worker's to die of
+    evaluator = Evaluator(args.env_id, conditions, seeds, args.eval_workers, args.gamma, args.seed, print)
+    weights, finished = learner.weights("actor"), []
+    try:
+        evaluator.submit({"step": checkpoint["global_step"], "wall_seconds": 0.0, "actor": weights, "critic": None,
+                          "alphas": alphas(learner, conditions)})  # fmt: skip
+        while not finished:
+            finished = evaluator.poll(1.0)
+    finally:
+        evaluator.close()
+    returns = [finished[0]["results"]["returns", i] for i in range(len(conditions))]
+    print(f"{args.env_id}, step {checkpoint['global_step']}, {args.eval_episodes} fresh episodes per beta")
+    print(f"{'beta':>10} {'return':>10} {'std':>9}")
+    for condition, values in zip(conditions, returns, strict=True):
+        chosen = "  <- best in training" if condition == last.get("best_beta") else ""
+        print(f"{condition:10.4f} {values.mean():10.1f} {values.std():9.1f}{chosen}")
+    best = last.get("best_beta", conditions[best_policy(finished[0], len(conditions))])
+    if capture_video:
+        folder = Path(run_dir) / "videos"
+        record_episode(args.env_id, weights, best, seeds[0], folder, f"evaluate-step-{checkpoint['global_step']}-beta-{best:.4g}")
+        print(f"recorded beta {best:.4g} in {folder}")
+
+
+def main() -> None:
+    """The command line: errors of the user are one sentence and exit code 2, failures of training exit code 1."""
+    args = tyro.cli(Args, description=__doc__)
+    try:
+        if args.evaluate is not None:
+            evaluate_run(args.evaluate, args.capture_video)
+            return
+        summary = train(args)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except TrainingError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+    if not summary["completed"]:
+        print(f"stopped at step {summary['global_step']}; go on with: python {sys.argv[0]} --resume {summary['run_dir']}",
+              file=sys.stderr)  # fmt: skip
+        sys.exit(128 + summary["signal"])
+# --- end shared ---
+
+
+@torch.no_grad()
+def alphas(learner: Learner, conditions: list[float]) -> list[float]:
+    """alpha(beta_i) of the evaluated betas."""
+    temperature = learner.networks["temperature"]
+    log_beta = torch.tensor(conditions, device=learner.device).log()[:, None]
+    return temperature(temperature.views(learner.state["temperature"]), log_beta).exp().tolist()
+
+
+if __name__ == "__main__":
+    main()

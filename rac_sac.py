@@ -1,10 +1,21 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = []
+# dependencies = [
+#     "torch==2.13.0",
+#     "gymnasium[mujoco]==1.4.0",
+#     "mujoco==4.0.0",
+#     "numpy==2.4.6",
+#     "tyro==1.0.17",
+#     "wandb==0.31.0",
+#     "tqdm==4.70.1",
+#     "filelock==4.2.11",
+#     "moviepy==2.2.1",
+# ]
 # ///
 """Realistic Actor-Critic on top of SAC (RAC-SAC), in one file."""
 
 # --- shared: imports ---
+import contextlib
 import copy
 import csv
 import ctypes
@@ -16,6 +27,10 @@ import math
 import multiprocessing
 import os
 import platform
+import queue
+import secrets
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,10 +43,16 @@ from multiprocessing.connection import wait as wait_for_connections
 from pathlib import Path
 from typing import Literal
 
+if __name__ == "__main__":
+    # Before torch loads OpenMP: threads that wait sleep instead of spinning. Costs little alone, and makes training three
+    # times faster where evaluation workers or other programs share the cores.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import filelock
 import gymnasium as gym
 import numpy as np
 import torch
+import torch._inductor.config
 import torch.nn as nn
 import torch.nn.functional as F
 import tyro
@@ -153,7 +174,7 @@ class Args:
     eval_workers: int | None = None
     """evaluation processes; by default half the cores, at most 12; the results do not depend on it"""
     bias_frequency: int = 0
-    """environment steps between measurements of the normalised value bias (a multiple of eval_frequency), 0: never"""
+    """environment steps between measurements of the normalised value bias, a multiple of eval_frequency; 0: never"""
 
 
 STEPS = {"Humanoid": 1_000_000}  # others 300 000
@@ -172,7 +193,7 @@ def check_args(args: Args) -> Args:
         if not ok:
             raise UserError(sentence)
 
-    name = args.env_id.split("/")[-1].rsplit("-v", 1)[0]
+    name = args.env_id.split("/")[-1].split(":")[-1].rsplit("-v", 1)[0]
     args = copy.copy(args)
     args.total_timesteps = STEPS.get(name, 300_000) if args.total_timesteps is None else args.total_timesteps
     args.buffer_size = REPLAY_CAPACITY.get(name, 1_000_000) if args.buffer_size is None else args.buffer_size
@@ -191,7 +212,7 @@ def check_args(args: Args) -> Args:
         check(0 < getattr(args, field) <= 1, f"{field} is {getattr(args, field)}; it must be in (0, 1].")
     for field in ("learning_starts", "bias_frequency", "seed", "checkpoint_seconds"):
         check(getattr(args, field) >= 0, f"{field} is {getattr(args, field)}; it must not be negative.")
-    for field in [f.name for f in dataclasses.fields(args) if f.name.endswith("_lr") or f.name == "q_lr_init"]:
+    for field in [f.name for f in dataclasses.fields(args) if f.name.endswith("_lr")] + ["q_lr_init", "alpha"]:
         value = getattr(args, field)
         check(math.isfinite(value) and value >= 0, f"{field} is {value}; it must be finite and not negative.")
     smallest = max(args.learning_starts, args.batch_size)
@@ -364,7 +385,7 @@ class FlatNetwork:
     """
 
     def __init__(self, module: nn.Module):
-        self.module = module
+        self.module = module.requires_grad_(False)  # gradients are taken by torch.func
         self.layout = []  # (name, offset, shape); offsets are multiples of 16 floats, that is 64 bytes
         self.size = 0
         for name, parameter in module.named_parameters():
@@ -455,6 +476,20 @@ def update_temperature(networks, state, rows, beta, noise, alpha_lr, target_entr
 METRICS = ("qf_loss", "qf_values", "qf_std", "updates", "actor_loss", "alpha", "entropy", "alpha_loss")
 
 
+def build_networks(args: Args, obs_dim: int, action_dim: int) -> dict:
+    """The networks as args.seed initialises them, alike on every device, and the sizes that rows are split by."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(args.seed)
+        temperature = Temperature(args.temperature_network, args.autotune, args.initial_log_alpha, args.alpha)
+        return {
+            "actor": FlatNetwork(Actor(obs_dim, action_dim, args.hidden_dim)),
+            "critic": FlatNetwork(Critic(args.num_critics, obs_dim, action_dim, args.hidden_dim)),
+            "temperature": FlatNetwork(temperature),
+            "obs_dim": obs_dim,
+            "action_dim": action_dim,
+        }
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Learner: replay, acting and the update loop
 # ----------------------------------------------------------------------------------------------------------------------
@@ -467,19 +502,11 @@ class Learner:
 
     def __init__(self, args: Args, obs_dim: int, action_dim: int, device: torch.device):
         self.args, self.device, self.obs_dim, self.action_dim = args, device, obs_dim, action_dim
-        torch.manual_seed(args.seed)  # the networks start alike on every device
-        self.networks = {
-            "actor": FlatNetwork(Actor(obs_dim, action_dim, args.hidden_dim)),
-            "critic": FlatNetwork(Critic(args.num_critics, obs_dim, action_dim, args.hidden_dim)),
-            "temperature": FlatNetwork(
-                Temperature(args.temperature_network, args.autotune, args.initial_log_alpha, args.alpha)),
-            "obs_dim": obs_dim,
-            "action_dim": action_dim,
-        }  # fmt: skip
+        self.networks = build_networks(args, obs_dim, action_dim)
         self.state = {"q_lr": torch.tensor(args.q_lr), "metrics": torch.zeros(len(METRICS))}
         for name in ("actor", "critic", "temperature"):
             network = self.networks[name]
-            flat = network.pack(dict(network.module.named_parameters())).detach().clone()
+            flat = network.pack(dict(network.module.named_parameters()))
             self.state[name] = flat
             self.state[f"{name}_m"], self.state[f"{name}_v"] = torch.zeros_like(flat), torch.zeros_like(flat)
             self.state[f"{name}_count"] = torch.zeros(1, dtype=torch.float64)
@@ -488,9 +515,14 @@ class Learner:
         self.state["size"] = torch.zeros((), dtype=torch.float64)  # a tensor: a captured graph must see it grow
         self.state = {name: tensor.to(device) for name, tensor in self.state.items()}
         width = 2 * obs_dim + action_dim + 2
-        self.replay = torch.empty(args.buffer_size, width, device=device)
+        try:
+            self.replay = torch.empty(args.buffer_size, width, device=device)
+        except (RuntimeError, MemoryError):
+            size = args.buffer_size * width * 4 / 2**30
+            raise UserError(f"a replay of {size:.1f} GiB (buffer_size {args.buffer_size}) does not fit on {device}.") from None
         cuda = device.type == "cuda"
         self.row = torch.empty(width, pin_memory=cuda)
+        self.host_obs = torch.empty(1, obs_dim, pin_memory=cuda)
         self.obs = torch.zeros(1, obs_dim, device=device)
         self.action = torch.zeros(action_dim + 1, device=device)
         self.generator = torch.Generator(device).manual_seed(args.seed)
@@ -515,14 +547,15 @@ class Learner:
 
     def act(self, obs: np.ndarray) -> np.ndarray:
         """The exploring policy's action for obs (O,), in [-1, 1], (A,); raises TrainingError after a non-finite loss."""
-        self.obs.copy_(torch.from_numpy(obs)[None])
+        self.host_obs.numpy()[0] = obs
+        self.obs.copy_(self.host_obs, non_blocking=True)
         if self.act_graph is not None:
             self.act_graph.replay()
         else:
             self._act()
         action = self.action.cpu().numpy()  # the only synchronisation with the device of an environment step
         if not np.isfinite(action).all():
-            self.read_metrics()
+            self.check_finite()
             raise TrainingError("the policy's action became non-finite")
         return action[:-1].copy()
 
@@ -557,22 +590,42 @@ class Learner:
         self.generator.set_state(random_state)
         self.act_graph, self.update_graph = graphs
 
+    def copy_of(self, name: str) -> torch.Tensor:
+        """A network's parameters (P,), copied to the CPU."""
+        return self.state[name].to("cpu", copy=True)
+
+    def content(self, step: int) -> dict:
+        """What a checkpoint holds of the learner."""
+        filled, replay = min(step, len(self.replay)), self.replay
+        return {
+            "device": self.device.type, "generator": self.generator.get_state(),
+            "state": {name: tensor.cpu() for name, tensor in self.state.items()},
+            "replay": replay.cpu() if filled == len(replay) else replay[:filled].cpu().clone(),  # a view would save all
+        }  # fmt: skip
+
+    def load(self, checkpoint: dict) -> None:
+        """Take over the state of a checkpoint, in place: captured graphs stay valid."""
+        for name, tensor in checkpoint["state"].items():
+            self.state[name].copy_(tensor)
+        self.generator.set_state(checkpoint["generator"])
+        self.replay[: len(checkpoint["replay"])].copy_(checkpoint["replay"])
+
+    def check_finite(self) -> None:
+        """Raises TrainingError if a loss was, or a parameter is, not finite."""
+        sums = dict(zip(METRICS, self.state["metrics"].tolist(), strict=True))
+        bad = [name for name, value in sums.items() if not math.isfinite(value)]
+        bad += [name for name, tensor in self.state.items() if name != "metrics" and not bool(torch.isfinite(tensor).all())]
+        if bad:
+            raise TrainingError(f"{', '.join(bad)} became non-finite")
+
     def read_metrics(self) -> dict[str, float]:
-        """The averages of METRICS since the last call (empty before the first update); TrainingError if not finite."""
+        """The averages of METRICS since the last call (empty before the first update)."""
         sums = dict(zip(METRICS, self.state["metrics"].tolist(), strict=True))
         self.state["metrics"].zero_()
-        for name, value in sums.items():
-            if not math.isfinite(value):
-                raise TrainingError(f"{name} became non-finite ({value})")
         updates = sums.pop("updates")
         if updates == 0:
             return {}
         return {k: v / (updates * self.args.utd if k.startswith("qf") else updates) for k, v in sums.items()}
-
-    @torch.no_grad()
-    def weights(self, name: str) -> dict[str, np.ndarray]:
-        """A copy of a network's parameters by name, as numpy arrays."""
-        return {k: v.numpy() for k, v in self.networks[name].views(self.state[name].cpu().clone()).items()}
         # --- end shared ---
 
     @torch.no_grad()
@@ -611,6 +664,10 @@ class Learner:
 # --- shared: environments ---
 def make_env(env_id: str, **options) -> gym.Env:
     """gym.make without its warnings; raises UserError unless observations are a Box and actions a bounded Box."""
+    with contextlib.suppress(ImportError):
+        import mujoco
+
+        mujoco.set_mju_user_warning(lambda message: None)  # else MuJoCo writes to the screen and to ./MUJOCO_LOG.TXT
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # every -v4 announces -v5
@@ -618,9 +675,7 @@ def make_env(env_id: str, **options) -> gym.Env:
     except (gym.error.Error, ImportError, ValueError) as error:
         near = difflib.get_close_matches(env_id, list(gym.registry), n=3, cutoff=0.5)
         hint = f" Did you mean {' or '.join(near)}?" if near and env_id not in near else ""
-        raise UserError(f"cannot make the environment {env_id!r}: {str(error).splitlines()[0]}{hint}") from None
-    if "mujoco" in sys.modules and hasattr(sys.modules["mujoco"], "set_mju_user_warning"):
-        sys.modules["mujoco"].set_mju_user_warning(lambda message: None)  # else MuJoCo writes MUJOCO_LOG.TXT into the cwd
+        raise UserError(f"cannot make the environment {env_id!r}: {first_line(error)}{hint}") from None
     if not isinstance(env.observation_space, gym.spaces.Box):
         raise UserError(f"{env_id} has observations of type {env.observation_space}; only a Box is supported.")
     space = env.action_space
@@ -631,14 +686,27 @@ def make_env(env_id: str, **options) -> gym.Env:
     return env
 
 
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line; of a failed write, what the system said of it."""
+    while not isinstance(error, OSError) and isinstance(error.__context__, OSError):
+        error = error.__context__
+    return (str(error).splitlines() or [repr(error)])[0]
+
+
 def flatten(obs) -> np.ndarray:
-    """Any Box observation as float32 (O,)."""
-    return np.asarray(obs, dtype=np.float32).reshape(-1)
+    """Any Box observation as float32 (O,); raises TrainingError if it is not finite."""
+    obs = np.asarray(obs, dtype=np.float32).reshape(-1)
+    if not np.isfinite(obs).all():
+        raise TrainingError("the environment returned a non-finite observation")
+    return obs
 
 
 def rescale_action(action: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
     """Actions (..., A) in [-1, 1] -> the environment's bounds low, high (A,)."""
     return np.clip(low + (action + 1) * 0.5 * (high - low), low, high)
+
+
+FLOAT32_MAX = float(np.finfo(np.float32).max)  # rewards are stored as float32
 
 
 class FlatEnv:
@@ -656,6 +724,8 @@ class FlatEnv:
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool]:
         action = rescale_action(action, self.low, self.high).astype(self.env.action_space.dtype).reshape(self.shape)
         obs, reward, terminated, truncated, _ = self.env.step(action)
+        if not abs(reward) < FLOAT32_MAX:
+            raise TrainingError(f"the environment returned a non-finite reward ({reward})")
         return flatten(obs), float(reward), bool(terminated), bool(truncated)
 
     def random_state(self) -> str:
@@ -681,29 +751,35 @@ def eval_conditions(args: Args) -> list[float]:
     return [args.eval_beta_max * (i / args.num_eval_policies) for i in range(1, args.num_eval_policies + 1)]
 
 
-def policy(weights: dict, obs: np.ndarray, beta: float, noise: np.ndarray | None = None):
-    """The actor in numpy: obs (B, O) -> action (B, A) in [-1, 1], log_prob (B,) of it (0 where noise is None: tanh(mean))."""
-    x = np.concatenate([obs, np.full((len(obs), 1), math.log(beta), np.float32)], 1)
-    x = np.maximum(x @ weights["layer1.weight"].T + weights["layer1.bias"], 0)
-    x = np.maximum(x @ weights["layer2.weight"].T + weights["layer2.bias"], 0)
-    u = x @ weights["mean.weight"].T + weights["mean.bias"]
-    if noise is None:
-        return np.tanh(u), np.zeros(len(obs))
-    log_std = np.clip(x @ weights["log_std.weight"].T + weights["log_std.bias"], -10, 2)
-    u = u + np.exp(log_std) * noise
-    log_prob = -0.5 * noise**2 - log_std - 0.5 * math.log(2 * math.pi) - 2 * (math.log(2) - u - np.logaddexp(0, -2 * u))
-    return np.tanh(u), log_prob.sum(1)
+@torch.no_grad()
+def policy(networks: dict, actor: torch.Tensor, obs: np.ndarray, beta: float, noise: np.ndarray | None = None):
+    """The policy of one beta: actor (P,), obs (B, O) -> action (B, A) in [-1, 1], log_prob (B,), as numpy.
+
+    With noise (B, A) it is stochastic; without, it plays tanh(mean) and log_prob is of no use.
+    """
+    log_beta = torch.full((len(obs), 1), math.log(beta))
+    mean, log_std = networks["actor"](networks["actor"].views(actor), torch.from_numpy(obs), log_beta)
+    action, log_prob = squashed_gaussian(mean, log_std, torch.zeros_like(mean) if noise is None else torch.from_numpy(noise))
+    return action.numpy(), log_prob.numpy()
 
 
-def q_mean(weights: dict, obs: np.ndarray, action: np.ndarray, beta: float) -> np.ndarray:
-    """The ensemble's mean in numpy: obs (B, O), action (B, A) -> (B,)."""
-    x = np.concatenate([obs, action, np.full((len(obs), 1), math.log(beta), np.float32)], 1)
-    x = np.maximum(x @ weights["layer1.weight"] + weights["layer1.bias"], 0)
-    x = np.maximum(x @ weights["layer2.weight"] + weights["layer2.bias"], 0)
-    return (x @ weights["layer3.weight"] + weights["layer3.bias"]).mean(0)[:, 0]
+@torch.no_grad()
+def mean_q(networks: dict, critic: torch.Tensor, obs: np.ndarray, action: np.ndarray, beta: float) -> np.ndarray:
+    """The ensemble's mean: critic (P,), obs (B, O), action (B, A) -> (B,)."""
+    log_beta = torch.full((len(obs), 1), math.log(beta))
+    q = networks["critic"](networks["critic"].views(critic), torch.from_numpy(obs), torch.from_numpy(action), log_beta)
+    return q.mean(0).numpy()
+
+
+@torch.no_grad()
+def alphas(networks: dict, temperature: torch.Tensor, conditions: list[float]) -> list[float]:
+    """alpha(beta_i) of the evaluated betas; temperature (P,)."""
+    log_beta = torch.tensor(conditions).log()[:, None]
+    return networks["temperature"](networks["temperature"].views(temperature), log_beta).exp().tolist()
 
 
 # --- shared: evaluation ---
+WORKER_ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 BIAS_PAIRS, BIAS_CHOSEN, BIAS_CONTINUATIONS, BIAS_STEPS = 100, 20, 20, 1500
 
 
@@ -712,7 +788,7 @@ def seeds_for(seed: int, purpose: int, count: int) -> list[int]:
     return [int(s) for s in np.random.SeedSequence([seed, purpose]).generate_state(count)]
 
 
-def play_returns(envs, weights, condition, seeds) -> np.ndarray:
+def play_returns(envs, networks, actor, condition, seeds) -> np.ndarray:
     """Undiscounted returns (E,) of one deterministic episode from each seed, all E in step.
 
     The batch keeps its size when episodes end: another batch size would change the last bits of the actions.
@@ -720,7 +796,7 @@ def play_returns(envs, weights, condition, seeds) -> np.ndarray:
     obs = np.stack([env.reset(seed=seed) for env, seed in zip(envs, seeds, strict=True)])
     returns, running = np.zeros(len(envs)), np.ones(len(envs), bool)
     while running.any():
-        actions, _ = policy(weights, obs, condition)
+        actions, _ = policy(networks, actor, obs, condition)
         for i in np.flatnonzero(running):
             obs[i], reward, terminated, truncated = envs[i].step(actions[i])
             returns[i] += reward
@@ -728,35 +804,41 @@ def play_returns(envs, weights, condition, seeds) -> np.ndarray:
     return returns
 
 
-def collect_pairs(env, weights, critic, condition, seed) -> list[tuple]:
-    """BIAS_CHOSEN state-action pairs out of BIAS_PAIRS of the stochastic policy: (episode seed, actions, Q mean)."""
+def measure_bias(env, endless_envs, networks, actor, critic, condition, alpha, gamma, seed) -> tuple[float, float]:
+    """Mean and std over pairs of the normalised value bias (equation 22) of the policy `condition`.
+
+    `env` has its time limit, `endless_envs` (one for each continuation) have none; alpha is the policy's temperature.
+    """
     rng, pairs, episode = np.random.default_rng(seed), [], 0
     while len(pairs) < BIAS_PAIRS:
         episode, actions, done = episode + 1, [], False
         obs = env.reset(seed=seed + episode)
         while not done and len(pairs) < BIAS_PAIRS:
-            noise = rng.standard_normal((1, env.action_dim)).astype(np.float32)
-            action, _ = policy(weights, obs[None], condition, noise)
+            noise = rng.standard_normal((1, env.action_dim), np.float32)
+            action, _ = policy(networks, actor, obs[None], condition, noise)
             actions = [*actions, action[0]]
-            pairs.append((seed + episode, np.stack(actions), q_mean(critic, obs[None], action, condition)[0]))
+            pairs.append((seed + episode, actions, mean_q(networks, critic, obs[None], action, condition)[0]))
             obs, _, terminated, truncated = env.step(action[0])
             done = terminated or truncated
-    return [pairs[i] for i in sorted(rng.choice(BIAS_PAIRS, BIAS_CHOSEN, replace=False))]
+    chosen = [pairs[i] for i in rng.choice(BIAS_PAIRS, BIAS_CHOSEN, replace=False)]
+    returns = np.array([monte_carlo_return(endless_envs, networks, actor, condition, alpha, gamma, episode_seed, actions, rng)
+                        for episode_seed, actions, _ in chosen])  # fmt: skip
+    bias = (np.array([float(q) for _, _, q in chosen]) - returns) / abs(returns.mean())
+    return float(bias.mean()), float(bias.std())
 
 
-def monte_carlo_return(envs, weights, condition, alpha, gamma, episode_seed, actions, seed) -> float:
+def monte_carlo_return(envs, networks, actor, condition, alpha, gamma, episode_seed, actions, rng) -> float:
     """Mean discounted return of len(envs) continuations of a state-action pair, reached by repeating its episode.
 
     From the second step on a continuation's return includes -alpha log pi, which is what a soft Q predicts.
     """
-    rng = np.random.default_rng(seed)
     returns, running, discount = np.zeros(len(envs)), np.ones(len(envs), bool), 1.0
     for env in envs:
         env.reset(seed=episode_seed)
         for action in actions[:-1]:
             env.step(action)
     obs = np.zeros((len(envs), envs[0].obs_dim), np.float32)
-    batch, log_prob = np.repeat(actions[-1:], len(envs), 0), np.zeros(len(envs))
+    batch, log_prob = [actions[-1]] * len(envs), np.zeros(len(envs))
     for _ in range(BIAS_STEPS):
         for i in np.flatnonzero(running):
             obs[i], reward, terminated, _ = envs[i].step(batch[i])
@@ -765,85 +847,83 @@ def monte_carlo_return(envs, weights, condition, alpha, gamma, episode_seed, act
         if not running.any():
             break
         discount *= gamma
-        noise = rng.standard_normal((len(envs), envs[0].action_dim)).astype(np.float32)
-        batch, log_prob = policy(weights, obs, condition, noise)
+        batch, log_prob = policy(networks, actor, obs, condition, rng.standard_normal((len(envs), len(actions[0])), np.float32))
     return float(returns.mean())
 
 
-def record_episode(env_id, weights, condition, seed, folder, name) -> None:
-    """One deterministic episode as folder/name-episode-0.mp4, rendered off screen; raises UserError if it cannot be."""
+def record_episode(args: Args, networks, actor, condition, run_dir: Path, name: str) -> None:
+    """One deterministic episode into run_dir/videos, rendered off screen; raises UserError if it cannot be."""
     if sys.platform == "linux" and not os.environ.get("DISPLAY"):
         os.environ.setdefault("MUJOCO_GL", "egl")
     try:
-        env = FlatEnv(env_id, render_mode="rgb_array")
+        env = FlatEnv(args.env_id, render_mode="rgb_array")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            env.env = gym.wrappers.RecordVideo(env.env, str(folder), name_prefix=name, disable_logger=True)
-            play_returns([env], weights, condition, [seed])
+            env.env = gym.wrappers.RecordVideo(env.env, str(run_dir / "videos"), name_prefix=f"{name}-beta-{condition:.4g}",
+                                               disable_logger=True)  # fmt: skip
+            play_returns([env], networks, actor, condition, seeds_for(args.seed, 0, 1))
             env.env.close()
     except Exception as error:  # drivers, codecs and renderers fail in their own ways
-        raise UserError(f"no video could be recorded: {str(error).splitlines()[0] if str(error) else error!r}") from None
+        raise UserError(f"no video could be recorded: {first_line(error)}.") from None
 
 
-def work(connection, env_id: str) -> None:
+def work(connection, args: Args, conditions: list[float], seeds: list[int]) -> None:
     """A worker process: plays the tasks that come through the pipe, one at a time, until the pipe closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     torch.set_num_threads(1)
-    parent = multiprocessing.parent_process().sentinel
-    threading.Thread(target=lambda: (wait_for_connections([parent]), os._exit(1)), daemon=True).start()
-    envs = {"usual": [], "endless": []}
+    tasks, envs, endless_envs = queue.SimpleQueue(), [], []
 
-    def some_envs(kind: str, count: int) -> list[FlatEnv]:
-        options = {"max_episode_steps": -1} if kind == "endless" else {}
-        envs[kind] += [FlatEnv(env_id, **options) for _ in range(count - len(envs[kind]))]
-        return envs[kind][:count]
+    def receive() -> None:
+        try:
+            while True:  # always empties the pipe: weights do not fit into it, and training must not wait to send them
+                tasks.put(connection.recv())
+        except (EOFError, OSError):
+            os._exit(0)  # training has ended, or was killed
 
-    try:
-        while True:
-            key, kind, inputs = connection.recv()
+    threading.Thread(target=receive, daemon=True).start()
+    connection.send((None, None))  # ready
+    networks = None
+    while True:
+        (step, kind, i), actor, critic, alpha = tasks.get()
+        try:
+            if not envs:
+                envs = [FlatEnv(args.env_id) for _ in range(args.eval_episodes)]
+                networks = build_networks(args, envs[0].obs_dim, envs[0].action_dim)
             if kind == "returns":
-                result = play_returns(some_envs("usual", len(inputs["seeds"])), **inputs)
-            elif kind == "pairs":
-                result = collect_pairs(some_envs("usual", 1)[0], **inputs)
+                result = play_returns(envs, networks, torch.from_numpy(actor), conditions[i], seeds)
             else:
-                result = monte_carlo_return(some_envs("endless", BIAS_CONTINUATIONS), **inputs)
-            connection.send((key, result))
-    except (EOFError, OSError):
-        return
+                endless_envs = endless_envs or [FlatEnv(args.env_id, max_episode_steps=-1) for _ in range(BIAS_CONTINUATIONS)]
+                weights = torch.from_numpy(actor), torch.from_numpy(critic)
+                seed = seeds_for(args.seed, 2 + step, 1)[0]
+                result = measure_bias(envs[0], endless_envs, networks, *weights, conditions[i], alpha, args.gamma, seed)
+        except Exception as error:
+            result = f"the evaluation of step {step} failed: {first_line(error)}"
+        connection.send(((step, kind, i), result))
 
 
 class Evaluator:
-    """Plays evaluations in `num_workers` processes beside training and hands them back whole, in step order.
+    """Plays evaluations in args.eval_workers processes beside training and hands them back whole, in step order.
 
-    An evaluation is a dict: step, wall_seconds, actor (weights), alphas [H] and, where the bias is due, critic (weights).
+    An evaluation is a dict: step, wall_seconds, actor (P,), alphas [H] and critic (P,), or None where no bias is due.
     The smallest unit of work is a policy with all its episodes, so results do not depend on the number of workers.
     """
 
-    def __init__(self, env_id, conditions, seeds, num_workers, gamma, seed, say):
-        self.env_id, self.conditions, self.seeds, self.gamma, self.seed = env_id, conditions, seeds, gamma, seed
-        self.say, self.num_workers = say, num_workers
-        self.pending, self.tasks, self.repeats = [], deque(), {}
-        self.workers = [self._start_worker() for _ in range(num_workers)]
+    def __init__(self, args: Args, seeds: list[int], say):
+        self.args, self.seeds, self.say, self.conditions = args, seeds, say, eval_conditions(args)
+        self.pending, self.tasks, self.deaths, self.workers = [], deque(), 0, []
 
-    def _start_worker(self) -> dict:
-        context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        settings = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        saved = {name: os.environ.get(name) for name in settings}
-        os.environ.update(settings)
-        try:
-            process = context.Process(target=work, args=(theirs, self.env_id), daemon=True)
-            process.start()
-        finally:
-            for name, value in saved.items():
-                os.environ.pop(name) if value is None else os.environ.update({name: value})
-        theirs.close()
-        return {"process": process, "connection": ours, "keys": []}
+    def __enter__(self):
+        self.workers = [self._start_worker() for _ in range(self.args.eval_workers)]
+        return self
+
+    def __exit__(self, *_):
+        for worker in self.workers:
+            worker["connection"].close()
+            worker["process"].kill()
+            worker["process"].join()
 
     def submit(self, evaluation: dict) -> None:
         """Queue an evaluation; steps must grow from call to call."""
-        self.pending.append({**evaluation, "results": {}})
+        self.pending.append({**evaluation, "returns": {}, "bias": None})
         self.tasks.extend((evaluation["step"], "returns", i) for i in range(len(self.conditions)))
         self._dispatch()
 
@@ -853,78 +933,78 @@ class Evaluator:
         for connection in wait_for_connections(list(by_connection), seconds):
             worker = by_connection[connection]
             try:
-                key, result = connection.recv()
+                task, result = connection.recv()
             except (EOFError, OSError):
                 self._replace(worker)
                 continue
-            worker["keys"].remove(key)
-            self._accept(key, result)
+            worker["tasks"].remove(task)
+            if isinstance(result, str):
+                raise TrainingError(result)
+            if task:
+                self._accept(*task, result)
         self._dispatch()
         finished = []
-        while self.pending and self._is_complete(self.pending[0]):
+        while self.pending and len(self.pending[0]["returns"]) == len(self.conditions) and (
+            self.pending[0]["critic"] is None or self.pending[0]["bias"]
+        ):
             finished.append(self.pending.pop(0))
         return finished
 
-    def close(self) -> None:
-        for worker in self.workers:
-            worker["connection"].close()
-            worker["process"].kill()
-            worker["process"].join()
+    def _start_worker(self) -> dict:
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=work, args=(theirs, self.args, self.conditions, self.seeds), daemon=True)
+        saved, handlers = {name: os.environ.get(name) for name in WORKER_ENVIRONMENT}, {}
+        os.environ.update(WORKER_ENVIRONMENT)
+        if threading.current_thread() is threading.main_thread():  # inherited: Ctrl-C in a terminal is for training alone
+            handlers = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            process.start()
+        finally:
+            for name, value in saved.items():
+                os.environ.pop(name) if value is None else os.environ.update({name: value})
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        theirs.close()
+        return {"process": process, "connection": ours, "tasks": [None]}  # None: it has not said yet that it is ready
 
-    def _is_complete(self, evaluation: dict) -> bool:
-        wanted = len(self.conditions) + (1 + BIAS_CHOSEN if evaluation["critic"] else 0)
-        return len(evaluation["results"]) == wanted
-
-    def _accept(self, key: tuple, result) -> None:
-        step, kind, _ = key
+    def _accept(self, step: int, kind: str, i: int, result) -> None:
         evaluation = next(e for e in self.pending if e["step"] == step)
-        evaluation["results"][key[1:]] = result
-        if kind == "returns" and evaluation["critic"] and len(evaluation["results"]) == len(self.conditions):
-            self.tasks.append((step, "pairs", 0))
-        elif kind == "pairs":
-            self.tasks.extend((step, "continuation", i) for i in range(BIAS_CHOSEN))
-
-    def _inputs(self, key: tuple) -> dict:
-        step, kind, i = key
-        evaluation = next(e for e in self.pending if e["step"] == step)
-        if kind == "returns":
-            return {"weights": evaluation["actor"], "condition": self.conditions[i], "seeds": self.seeds}
-        best = best_policy(evaluation, len(self.conditions))
-        inputs = {"weights": evaluation["actor"], "condition": self.conditions[best]}
-        if kind == "pairs":
-            return {**inputs, "critic": evaluation["critic"], "seed": seeds_for(self.seed, 2 + step, 1)[0]}
-        episode_seed, actions, _ = evaluation["results"]["pairs", 0][i]
-        return {**inputs, "alpha": evaluation["alphas"][best], "gamma": self.gamma, "episode_seed": episode_seed,
-                "actions": actions, "seed": [self.seed, step, i]}  # fmt: skip
+        if kind == "bias":
+            evaluation["bias"] = result
+            return
+        evaluation["returns"][i] = result
+        if evaluation["critic"] is not None and len(evaluation["returns"]) == len(self.conditions):
+            self.tasks.append((step, "bias", best_policy(evaluation)))
 
     def _dispatch(self) -> None:
-        for depth in (1, 2):  # a second task waits in the pipe, so that no worker waits for the next poll
+        for depth in (1, 2):  # a second task waits at the worker, so that no worker waits for the next poll
             for worker in list(self.workers):
-                if self.tasks and len(worker["keys"]) < depth:
-                    key = self.tasks.popleft()
-                    worker["keys"].append(key)
+                if self.tasks and len(worker["tasks"]) < depth and None not in worker["tasks"]:
+                    step, kind, i = task = self.tasks.popleft()
+                    worker["tasks"].append(task)
+                    evaluation = next(e for e in self.pending if e["step"] == step)
+                    actor, critic = evaluation["actor"].numpy(), evaluation["critic"].numpy() if kind == "bias" else None
                     try:
-                        worker["connection"].send((key, key[1], self._inputs(key)))
+                        worker["connection"].send((task, actor, critic, evaluation["alphas"][i]))
                     except OSError:
                         self._replace(worker)
 
     def _replace(self, worker: dict) -> None:
-        index = self.workers.index(worker)
+        index, self.deaths = self.workers.index(worker), self.deaths + 1
         worker["process"].join(1)
-        for key in reversed(worker["keys"]):
-            self.tasks.appendleft(key)
-            self.repeats[key] = self.repeats.get(key, 0) + 1
-            if self.repeats[key] > 3:
-                raise TrainingError(f"evaluation workers died three times over the evaluation of step {key[0]}")
-        self.say(f"evaluation worker {index} (process {worker['process'].pid}) died with exit code "
-                 f"{worker['process'].exitcode}; its evaluation is repeated")  # fmt: skip
+        name = f"evaluation worker {index} (process {worker['process'].pid}) died with exit code {worker['process'].exitcode}"
+        if self.deaths > 3 * len(self.workers):
+            raise TrainingError(f"{name}, after {self.deaths - 1} other deaths of evaluation workers")
+        self.say(f"{name}; its evaluation is repeated")
+        self.tasks.extendleft(reversed([task for task in worker["tasks"] if task]))
         worker["connection"].close()
         self.workers[index] = self._start_worker()
 
 
-def best_policy(evaluation: dict, count: int) -> int:
+def best_policy(evaluation: dict) -> int:
     """The index of the policy with the highest average return."""
-    return int(np.argmax([evaluation["results"]["returns", i].mean() for i in range(count)]))
+    return int(np.argmax([evaluation["returns"][i].mean() for i in range(len(evaluation["returns"]))]))
 
 
 def eval_columns(conditions: list[float]) -> list[str]:
@@ -935,17 +1015,10 @@ def eval_columns(conditions: list[float]) -> list[str]:
 
 def eval_row(evaluation: dict, conditions: list[float]) -> dict:
     """A finished evaluation as a row of eval.csv; the std over the best policy's episodes is the population one."""
-    results, count = evaluation["results"], len(conditions)
-    best = best_policy(evaluation, count)
-    bias_mean = bias_std = None
-    if evaluation["critic"]:
-        returns = np.array([results["continuation", i] for i in range(BIAS_CHOSEN)])
-        predicted = np.array([q for _, _, q in results["pairs", 0]], np.float64)
-        bias = (predicted - returns) / abs(returns.mean())  # equation 22
-        bias_mean, bias_std = float(bias.mean()), float(bias.std())
-    row = [evaluation["step"], round(evaluation["wall_seconds"], 1), float(results["returns", best].mean()),
-           float(results["returns", best].std()), conditions[best], bias_mean, bias_std,
-           *(float(results["returns", i].mean()) for i in range(count)), *evaluation["alphas"]]  # fmt: skip
+    returns, best = evaluation["returns"], best_policy(evaluation)
+    row = [evaluation["step"], round(evaluation["wall_seconds"], 1), float(returns[best].mean()), float(returns[best].std()),
+           conditions[best], *(evaluation["bias"] or (None, None)),
+           *(float(returns[i].mean()) for i in range(len(conditions))), *evaluation["alphas"]]  # fmt: skip
     return dict(zip(eval_columns(conditions), row, strict=True))
 # --- end shared ---
 
@@ -972,94 +1045,121 @@ def write_whole(path: Path, write) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def write_config(path: Path, args: Args, device: torch.device) -> None:
-    """config.json: all arguments, versions, git commit and device."""
-    git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
-    changed = subprocess.run(["git", "status", "--porcelain", "--", Path(__file__).name], cwd=Path(__file__).parent,
-                             capture_output=True, text=True).stdout.strip()  # fmt: skip
-    packages = ("torch", "gymnasium", "mujoco", "numpy")
-    config = {
-        "script": SCRIPT,
-        "args": dataclasses.asdict(args),
-        "versions": {"python": platform.python_version(), **{p: importlib.metadata.version(p) for p in packages}},
-        "git_commit": (git.stdout.strip() + ("+changes" if changed else "")) if git.returncode == 0 else None,
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name(),
-    }
-    write_whole(path, lambda file: file.write(json.dumps(config, indent=2).encode()))
+def write_config(run_dir: Path, args: Args, device: torch.device) -> None:
+    """config.json: all arguments, versions, git commit (with -dirty where files differ from it) and device."""
+    versions, commit = {"python": platform.python_version()}, None
+    for package in ("torch", "gymnasium", "mujoco", "numpy"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):
+        command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+        commit = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True).stdout.strip()
+    processor = f"{platform.processor() or platform.machine()}, {usable_cores()} cores"
+    config = {"script": SCRIPT, "args": dataclasses.asdict(args), "versions": versions, "git_commit": commit,
+              "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor}  # fmt: skip
+    write_whole(run_dir / "config.json", lambda file: file.write(json.dumps(config, indent=2).encode()))
 
 
-def processor_name() -> str:
-    """The processor's model and the cores in use."""
-    name = platform.processor() or platform.machine()
-    if Path("/proc/cpuinfo").exists():
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name)
-    return f"{name}, {usable_cores()} cores"
-
-
-def append_row(path: Path, columns, row: dict) -> None:
-    """Append one row to a CSV file, with the header where the file is new."""
-    new = not path.exists()
-    with open(path, "a", newline="") as file:
-        writer = csv.DictWriter(file, columns)
-        if new:
-            writer.writeheader()
-        writer.writerow(row)
-
-
-def keep_rows(path: Path, columns, keep) -> None:
-    """Drop the rows after a checkpoint, for they will be made again: `keep` says of a step whether its row stays."""
-    if path.exists():
-        with open(path, newline="") as file:
-            rows = [row for row in csv.reader(file) if len(row) == len(columns) and row[0].isdigit()]
-        lines = [list(columns), *(row for row in rows if keep(int(row[0])))]
-        text = "".join(",".join(line) + "\r\n" for line in lines)
-        write_whole(path, lambda file: file.write(text.encode()))
-
-
-def load_checkpoint(run_dir: str | Path) -> dict:
-    """The checkpoint of a run directory, on the CPU; raises UserError if it is missing, damaged or another script's."""
-    path = Path(run_dir) / "checkpoint.pt"
-    if not path.exists():
-        raise UserError(f"{path} does not exist; give the directory of a run that has written a checkpoint.")
+def create_run_dir(args: Args, device: torch.device) -> Path:
+    """Make the run directory with its config.json in one rename; raises UserError if it exists or cannot be made."""
+    name = args.run_name or f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}".replace("/", "_").replace(":", "_")
+    run_dir = Path(args.run_root) / name
+    temporary = run_dir.with_name(f".{name}.{os.getpid()}")
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)  # runs no code from the file
-        script, fields = checkpoint["script"], checkpoint["args"]
-    except Exception:
-        raise UserError(f"{path} is damaged or not a checkpoint of this project.") from None
-    if script != SCRIPT:
-        raise UserError(f"{path} was written by {script}.py; use that script instead of {SCRIPT}.py.")
-    if set(fields) != {field.name for field in dataclasses.fields(Args)}:
-        raise UserError(f"{path} was written by another version of {SCRIPT}.py: its arguments differ.")
-    return checkpoint
-
-
-def saved_args(run_dir: str) -> Args:
-    """The arguments in a run's config.json; raises UserError if it is missing, damaged or another script's."""
-    path = Path(run_dir) / "config.json"
-    try:
-        config = json.loads(path.read_text())
-        script, args = config["script"], config["args"]
-    except (OSError, ValueError, KeyError, TypeError):
-        raise UserError(f"{path} is missing or damaged; give the directory of a run.") from None
-    if script != SCRIPT:
-        raise UserError(f"{run_dir} is a run of {script}.py; use that script instead of {SCRIPT}.py.")
-    try:
-        return Args(**args)
-    except TypeError:
-        raise UserError(f"{run_dir} is a run of another version of {SCRIPT}.py: its arguments differ.") from None
+        if run_dir.exists():
+            raise FileExistsError
+        temporary.mkdir(parents=True)
+        write_config(temporary, args, device)
+        temporary.rename(run_dir)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if run_dir.exists():
+            raise UserError(f"{run_dir} exists already; go on with --resume {run_dir}, or choose another run_name.") from None
+        raise UserError(f"run_root {args.run_root!r} cannot be written: {error.strerror}.") from None
+    return run_dir
 
 
 def lock(run_dir: Path) -> filelock.FileLock:
     """Hold the run directory for this process; raises UserError when another process has it."""
+    held = filelock.FileLock(run_dir / ".lock")
     try:
-        held = filelock.FileLock(run_dir / ".lock")
         held.acquire(timeout=0)
     except filelock.Timeout:
         raise UserError(f"{run_dir} is in use by another process.") from None
     except OSError as error:
         raise UserError(f"{run_dir} cannot be written: {error.strerror}.") from None
     return held
+
+
+def append_row(path: Path, columns, row: dict) -> None:
+    """Append one row to a CSV file, with the header where the file is new."""
+    with open(path, "a", newline="") as file:
+        writer = csv.DictWriter(file, columns)
+        if file.tell() == 0:
+            writer.writeheader()
+        writer.writerow(row)
+
+
+def saved_args(path: Path, content: dict) -> Args:
+    """The arguments in a config or checkpoint; raises UserError if they are another script's or version's."""
+    if content["script"] != SCRIPT:
+        raise UserError(f"{path} was written by {content['script']}.py; use that script instead of {SCRIPT}.py.")
+    if set(content["args"]) != {field.name for field in dataclasses.fields(Args)}:
+        raise UserError(f"{path} was written by another version of {SCRIPT}.py: its arguments differ.")
+    return Args(**content["args"])
+
+
+def load_config(run_dir: Path) -> Args:
+    """The arguments in config.json; raises UserError if it is missing, damaged or another script's."""
+    path = run_dir / "config.json"
+    try:
+        return saved_args(path, json.loads(path.read_text()))
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(f"{path} is missing or damaged; give the directory of a run.") from None
+
+
+def load_checkpoint(run_dir: str | Path) -> dict:
+    """The checkpoint of a run directory, on the CPU; raises UserError if it is missing, damaged or another script's.
+
+    Only tensors and plain Python are accepted (weights_only), so a stranger's checkpoint cannot run code.
+    """
+    path = Path(run_dir) / "checkpoint.pt"
+    if not path.exists():
+        raise UserError(f"{path} does not exist; give the directory of a run that has written a checkpoint.")
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        args = saved_args(path, checkpoint)
+        state = Learner(dataclasses.replace(args, buffer_size=1, compile=False), checkpoint["obs_dim"],
+                        checkpoint["action_dim"], torch.device("cpu")).state  # fmt: skip
+        shapes = {name: tensor.shape for name, tensor in checkpoint["state"].items()}
+    except UserError:
+        raise
+    except Exception:
+        raise UserError(f"{path} is damaged or not a checkpoint of this project.") from None
+    if shapes != {name: tensor.shape for name, tensor in state.items()}:
+        raise UserError(f"{path} is damaged: its networks do not have the shapes that its arguments say.")
+    return checkpoint
+
+
+def load_policy(run_dir: str | Path):
+    """The trained family of a run as a function for deployment: action = act(obs, beta).
+
+    obs (O,) or (B, O) -> action (A,) or (B, A), deterministic and within the environment's bounds. Without beta it plays
+    the best one of the last evaluation. Needs no environment. Raises UserError without a readable checkpoint.
+    """
+    checkpoint = load_checkpoint(run_dir)
+    networks = build_networks(Args(**checkpoint["args"]), checkpoint["obs_dim"], checkpoint["action_dim"])
+    actor, best = checkpoint["state"]["actor"].clone(), checkpoint["last_evaluation"].get("best_beta")
+    low, high = checkpoint["action_low"].numpy().copy(), checkpoint["action_high"].numpy().copy()
+
+    def act(obs: np.ndarray, beta: float | None = best) -> np.ndarray:
+        if beta is None:
+            raise UserError("this run has not finished an evaluation yet; name the beta to play.")
+        obs = np.asarray(obs, np.float32)
+        action = rescale_action(policy(networks, actor, np.atleast_2d(obs), beta)[0], low, high)
+        return action[0] if obs.ndim == 1 else action
+
+    return act
 
 
 def start_tracking(args: Args, run_dir: Path, say):
@@ -1069,26 +1169,26 @@ def start_tracking(args: Args, run_dir: Path, say):
 
     identity, offline = run_dir / "wandb_id", None
     if not identity.exists():
-        write_whole(identity, lambda file: file.write(wandb.util.generate_id().encode()))
+        write_whole(identity, lambda file: file.write(secrets.token_hex(4).encode()))
     options = {
         "project": args.wandb_project_name, "entity": args.wandb_entity, "config": dataclasses.asdict(args),
         "name": run_dir.name, "id": identity.read_text(), "resume": "allow", "dir": str(run_dir),
-        "settings": wandb.Settings(silent=True, console="off", init_timeout=30),
+        "settings": wandb.Settings(silent=True, console="off", init_timeout=20),
     }  # fmt: skip
-    if os.environ.get("WANDB_MODE", "online") != "online":
-        run = wandb.init(**options)
-    else:
+    if os.environ.get("WANDB_MODE", "online") == "online":
         try:
-            if not wandb.login(prompt=False, verify=False):
-                offline = "no API key"
-            else:
+            offline = None if wandb.login(prompt=False, verify=False) else "no API key"
+            if not offline:
                 run = wandb.init(**options)
                 say(f"Weights & Biases: {run.url}")
         except wandb.errors.Error as error:
-            offline = str(error).splitlines()[0]
-        if offline:
-            say(f"Weights & Biases is offline ({offline}); upload later with: wandb sync {run_dir}/wandb/offline-run-*")
-            run = wandb.init(mode="offline", **options)
+            offline = first_line(error)
+    if offline:
+        say(f"Weights & Biases is offline ({offline}); upload later with: wandb sync {run_dir}/wandb/offline-run-*")
+        wandb.teardown()  # or else the failed start holds the run's id
+        run = wandb.init(mode="offline", **options)
+    elif os.environ.get("WANDB_MODE", "online") != "online":
+        run = wandb.init(**options)
     run.define_metric("global_step")
     run.define_metric("*", step_metric="global_step")  # evaluations come later than their step
     run.log_code(str(Path(__file__).parent), include_fn=lambda path: Path(path).name == Path(__file__).name)
@@ -1103,64 +1203,10 @@ def wandb_names(row: dict) -> dict:
     return {"global_step": row["step"], "charts/wall_seconds": row["wall_seconds"], **named}
 
 
-def create_run_dir(args: Args, device: torch.device) -> Path:
-    """Make the run directory with its config.json in one rename; raises UserError if it exists or cannot be made."""
-    name = args.run_name or f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}".replace("/", "_")
-    run_dir = Path(args.run_root) / name
-    if run_dir.exists():
-        raise UserError(f"{run_dir} exists already; go on with it by --resume {run_dir}, or choose another run_name.")
-    temporary = run_dir.with_name(f".{name}.{os.getpid()}")
+def compiler_works(device: torch.device) -> bool:
+    """Whether torch.compile can build a function here: it needs a C++ compiler on the CPU, Triton on a GPU."""
     try:
-        temporary.mkdir(parents=True)
-        write_config(temporary / "config.json", args, device)
-        temporary.rename(run_dir)
-    except OSError as error:
-        raise UserError(f"run_root {args.run_root!r} cannot be written: {error.strerror}.") from None
-    return run_dir
-
-
-def load_policy(run_dir: str | Path):
-    """The trained family of a run as a function for deployment: action = policy(obs, beta).
-
-    obs (O,) or (B, O) -> action (A,) or (B, A), deterministic and within the environment's bounds. Without beta it plays
-    the best one of the last evaluation. Needs no environment. Raises UserError without a readable checkpoint.
-    """
-    checkpoint = load_checkpoint(run_dir)
-    learner = restored_learner(checkpoint, torch.device("cpu"))
-    weights, best = learner.weights("actor"), checkpoint["last_evaluation"].get("best_beta")
-    low, high = checkpoint["action_low"].numpy(), checkpoint["action_high"].numpy()
-
-    def act(obs: np.ndarray, beta: float | None = best) -> np.ndarray:
-        batch = np.asarray(obs, np.float32).reshape(-1, learner.obs_dim)
-        if beta is None:
-            raise UserError("this run has not finished an evaluation yet; name the beta to play.")
-        action = rescale_action(policy(weights, batch, beta)[0], low, high)
-        return action[0] if np.size(obs) == learner.obs_dim else action
-
-    return act
-
-
-def restored_learner(checkpoint: dict, device: torch.device, replay: bool = False) -> Learner:
-    """A Learner in the state of a checkpoint; without its replay unless asked for it. UserError if shapes differ."""
-    args = Args(**checkpoint["args"])
-    if not replay:
-        args.buffer_size = 1
-    learner = Learner(args, checkpoint["obs_dim"], checkpoint["action_dim"], device)
-    state = checkpoint["state"]
-    if {k: v.shape for k, v in state.items()} != {k: v.shape for k, v in learner.state.items()}:
-        raise UserError("the checkpoint's networks do not have the shapes that its arguments say; it is damaged.")
-    for name, tensor in state.items():
-        learner.state[name].copy_(tensor)
-    if replay:
-        learner.replay[: len(checkpoint["replay"])].copy_(checkpoint["replay"])
-        learner.generator.set_state(checkpoint["generator"])
-    return learner
-
-
-def compiler_works() -> bool:
-    """Whether torch.compile can build a function here; on the CPU it needs a C++ compiler."""
-    try:
-        torch.compile(lambda x: (x + 1).relu())(torch.ones(16))
+        torch.compile(lambda x: (x + 1).relu())(torch.ones(16, device=device))
         return True
     except Exception:
         return False
@@ -1168,8 +1214,11 @@ def compiler_works() -> bool:
 
 def set_up_torch(args: Args, device: torch.device) -> None:
     """Process-wide settings: determinism, memory allocation, precision."""
+    torch.compiler.reset()  # what earlier runs of this process compiled would count against the limit of recompilations
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(args.torch_deterministic, warn_only=True)
+    torch._inductor.config.shape_padding = False  # this and the next choose kernels by timing them: not the same bits twice
+    torch._inductor.config.dynamic_scale_rblock = False
     torch.utils.deterministic.fill_uninitialized_memory = False  # costs a pass over every new tensor, finds only bugs
     if device.type == "cpu" and platform.libc_ver()[0] == "glibc":
         # Keep freed memory: by default every 2.6 MB temporary goes back to the system and page-faults on its next use.
@@ -1180,7 +1229,7 @@ def set_up_torch(args: Args, device: torch.device) -> None:
         precision = "highest"
         if device.type == "cpu":
             # "medium" lets oneDNN do batched products: faster, and exact float32 unless the processor has AMX. Measured.
-            a, b = torch.randn(2, 256, 256), torch.randn(2, 256, 256)
+            a, b = torch.randn(2, 2, 256, 256, generator=torch.Generator().manual_seed(0))
             torch.set_float32_matmul_precision("medium")
             exact = a.double() @ b.double()
             if float((torch.bmm(a, b) - exact).norm() / exact.norm()) < 1e-6:
@@ -1193,93 +1242,95 @@ def set_up_torch(args: Args, device: torch.device) -> None:
 # Training
 # ----------------------------------------------------------------------------------------------------------------------
 # --- shared: training ---
-def open_run(args: Args) -> tuple[Args, Path | None, dict | None, FlatEnv, torch.device]:
-    """Check everything the user gave before anything is written: arguments, run directory, checkpoint, environment."""
-    run_dir, checkpoint = None, None
-    if args.resume is not None:
-        run_dir, asked = Path(args.resume), args.total_timesteps
-        args = saved_args(args.resume)
-        if (run_dir / "checkpoint.pt").exists():
-            checkpoint = load_checkpoint(run_dir)
-            if checkpoint["args"]["env_id"] != args.env_id:
-                raise UserError(f"{run_dir}/checkpoint.pt is of {checkpoint['args']['env_id']}, but the run is of {args.env_id}.")
-        if asked is not None and asked < args.total_timesteps:
-            raise UserError(f"total_timesteps is {asked}; on resuming it may only grow, from {args.total_timesteps}.")
-        args.total_timesteps = asked or args.total_timesteps
-    args = check_args(args)
-    device = torch.device("cuda" if args.cuda is not False and torch.cuda.is_available() else "cpu")
-    env = FlatEnv(args.env_id)
-    if checkpoint and (checkpoint["obs_dim"], checkpoint["action_dim"]) != (env.obs_dim, env.action_dim):
-        raise UserError(f"{run_dir}/checkpoint.pt does not have the shapes of {args.env_id}.")
-    if hasattr(args, "target_entropy") and args.target_entropy is None:
-        args.target_entropy = -float(env.action_dim)
-    return args, run_dir, checkpoint, env, device
-
-
 def train(args: Args) -> dict:
     """Train, or go on with args.resume; return a summary: run_dir, global_step, completed, best_return, best_beta.
 
     Raises UserError for arguments or files that cannot be used, before anything is written, and TrainingError when
     training cannot go on.
     """
-    args, run_dir, checkpoint, env, device = open_run(args)
-    set_up_torch(args, device)
-    torch.set_num_threads(checkpoint["threads"] if checkpoint else usable_cores())
-    if args.compile and not compiler_works():
-        warnings.warn("torch.compile does not work here (no C++ compiler?): going on without it, slower.", stacklevel=1)
-        args.compile = False
+    with contextlib.ExitStack() as stack:
+        stopped_by = stack.enter_context(caught_signals())
+        run_dir, checkpoint, asked = None, None, args.total_timesteps
+        if args.resume is not None:
+            run_dir = Path(args.resume)
+            load_config(run_dir)  # a run directory at all? then it may be held, and read again
+            stack.enter_context(lock(run_dir))
+            args = load_config(run_dir)
+            if asked is not None and asked < args.total_timesteps:
+                raise UserError(f"total_timesteps is {asked}; on resuming it may only grow, from {args.total_timesteps}.")
+            args.total_timesteps = asked or args.total_timesteps
+            if any((run_dir / name).exists() for name in ("checkpoint.pt", "eval.csv", "train.csv")):
+                checkpoint = load_checkpoint(run_dir)
+                if checkpoint["args"]["env_id"] != args.env_id:
+                    raise UserError(f"{run_dir}/checkpoint.pt is of another environment than its config.json.")
+        args = check_args(args)
+        device = torch.device("cuda" if args.cuda is not False and torch.cuda.is_available() else "cpu")
+        env = FlatEnv(args.env_id)
+        if checkpoint and (checkpoint["obs_dim"], checkpoint["action_dim"]) != (env.obs_dim, env.action_dim):
+            raise UserError(f"{run_dir}/checkpoint.pt does not have the shapes of {args.env_id}.")
+        if checkpoint and checkpoint["device"] != device.type:
+            raise UserError(f"{run_dir} was trained on {checkpoint['device']}; it cannot go on exactly on {device.type}.")
+        if args.target_entropy is None:
+            args.target_entropy = -float(env.action_dim)
+        set_up_torch(args, device)
+        torch.set_num_threads(checkpoint["threads"] if checkpoint else usable_cores())
+        if args.compile and not compiler_works(device):
+            warnings.warn("torch.compile does not work here (no compiler?): going on without it, slower.", stacklevel=1)
+            args.compile = False
+        learner = Learner(args, env.obs_dim, env.action_dim, device)
+        if run_dir is None:
+            run_dir = create_run_dir(args, device)
+            stack.enter_context(lock(run_dir))
+        try:
+            write_config(run_dir, args, device)
+            return run_training(args, run_dir, checkpoint, env, learner, stopped_by)
+        except OSError as error:
+            raise TrainingError(f"{run_dir} cannot be written: {first_line(error)}; its last checkpoint is kept.") from None
+
+
+@contextlib.contextmanager
+def caught_signals():
+    """A list to which SIGINT and SIGTERM are appended instead of ending the program (in its main thread)."""
+    caught = []
+    if threading.current_thread() is not threading.main_thread():
+        yield caught
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    handlers = [signal.signal(number, lambda number, frame: caught.append(number)) for number in numbers]
     try:
-        if checkpoint:
-            checkpoint["args"] = dataclasses.asdict(args)
-            learner = restored_learner(checkpoint, device, replay=True)
-        else:
-            learner = Learner(args, env.obs_dim, env.action_dim, device)
-    except (RuntimeError, MemoryError) as error:
-        size = args.buffer_size * (2 * env.obs_dim + env.action_dim + 2) * 4 / 2**30
-        raise UserError(f"no memory for a replay of {size:.1f} GiB on {device} (buffer_size {args.buffer_size}): "
-                        f"{str(error).splitlines()[0]}") from None  # fmt: skip
-    resumed = run_dir is not None
-    run_dir = run_dir or create_run_dir(args, device)
-    with lock(run_dir):
-        if resumed:
-            write_config(run_dir / "config.json", args, device)
-        return run_training(args, run_dir, checkpoint, env, learner)
+        yield caught
+    finally:
+        for number, handler in zip(numbers, handlers, strict=True):
+            signal.signal(number, handler)
 
 
-def run_training(args: Args, run_dir: Path, checkpoint: dict | None, env: FlatEnv, learner: Learner) -> dict:
+def run_training(args, run_dir: Path, checkpoint: dict | None, env: FlatEnv, learner: Learner, stopped_by: list) -> dict:
     """The training loop, in a run directory held by this process."""
-    start, conditions = time.time(), eval_conditions(args)
-    step, elapsed_before, pending, last = 0, 0.0, [], {}
+    eval_csv, train_csv, conditions = run_dir / "eval.csv", run_dir / "train.csv", eval_conditions(args)
+    step, elapsed, last, saved_step, saved_time = 0, 0.0, {}, None, time.time()
     episode = {"random_state": "", "actions": [], "return": 0.0}
+    pending = []
     if checkpoint:
-        step, elapsed_before, last = (checkpoint[k] for k in ("global_step", "wall_seconds", "last_evaluation"))
-        pending, episode = checkpoint["pending"], dict(checkpoint["episode"])
-        episode["actions"] = list(episode["actions"].numpy())
-    waiting = {evaluation["step"] for evaluation in pending}
-    keep_rows(run_dir / "eval.csv", eval_columns(conditions), lambda s: 0 < s <= step and s not in waiting)
-    keep_rows(run_dir / "train.csv", TRAIN_COLUMNS, lambda s: 0 < s <= step)
+        step, elapsed, last, pending = (checkpoint[k] for k in ("global_step", "wall_seconds", "last_evaluation", "pending"))
+        episode, saved_step = {**checkpoint["episode"], "actions": list(checkpoint["episode"]["actions"].numpy())}, step
+        for path, size in ((eval_csv, checkpoint["eval_bytes"]), (train_csv, checkpoint["train_bytes"])):
+            if path.exists() and path.stat().st_size > size:
+                os.truncate(path, size)  # what came after the checkpoint will come again
+        learner.load(checkpoint)
+    start = time.time() - elapsed
     bar = tqdm(total=args.total_timesteps, initial=step, unit="step", dynamic_ncols=True, smoothing=0.05,
                desc=run_dir.name[:40], mininterval=0.5 if sys.stderr.isatty() else 30)  # fmt: skip
 
     def say(message: str) -> None:
         tqdm.write(message, file=sys.stderr)
 
-    tracker = start_tracking(args, run_dir, say) if args.track else None
-    seeds = seeds_for(args.seed, 0, args.eval_episodes)
-    evaluator = Evaluator(args.env_id, conditions, seeds, args.eval_workers, args.gamma, args.seed, say)
-    stopped_by, saved_step, saved_time = [], step if checkpoint else None, time.time()
-    handlers = {}
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
-            handlers[number] = signal.signal(number, lambda number, frame: stopped_by.append(number))
-
-    def wall_seconds() -> float:
-        return elapsed_before + time.time() - start
+    def last_good() -> str:
+        return "there is no checkpoint" if saved_step is None else f"the last good checkpoint is of step {saved_step}"
 
     def finish(evaluations: list[dict]) -> None:
         for evaluation in evaluations:
             row = eval_row(evaluation, conditions)
-            append_row(run_dir / "eval.csv", eval_columns(conditions), row)
+            append_row(eval_csv, eval_columns(conditions), row)
             last.update({k: row[k] for k in ("step", "best_return", "best_return_std", "best_beta")})
             if tracker:
                 tracker.log(wandb_names(row))
@@ -1289,143 +1340,123 @@ def run_training(args: Args, run_dir: Path, checkpoint: dict | None, env: FlatEn
 
     def save() -> None:
         nonlocal saved_step, saved_time
-        if not bool(torch.isfinite(learner.state["metrics"]).all()):
-            learner.read_metrics()
-        filled, replay = min(step, args.buffer_size), learner.replay
+        learner.check_finite()
         actions = np.array(episode["actions"], np.float32).reshape(-1, env.action_dim)
-        as_tensors = lambda weights: {k: torch.from_numpy(v) for k, v in weights.items()} if weights else None  # noqa: E731
         content = {
-            "script": SCRIPT, "args": dataclasses.asdict(args), "global_step": step, "wall_seconds": wall_seconds(),
-            "obs_dim": env.obs_dim, "action_dim": env.action_dim, "threads": torch.get_num_threads(),
-            "action_low": torch.from_numpy(env.low.copy()), "action_high": torch.from_numpy(env.high.copy()),
-            "state": {k: v.cpu() for k, v in learner.state.items()},
-            "replay": replay.cpu() if filled == len(replay) else replay[:filled].cpu().clone(),  # a view saves all
-            "generator": learner.generator.get_state(),
-            "episode": {**episode, "actions": torch.from_numpy(actions)},
-            "obs": torch.from_numpy(obs), "last_evaluation": dict(last),
-            "pending": [{**{k: e[k] for k in ("step", "wall_seconds", "alphas")},
-                         "actor": as_tensors(e["actor"]), "critic": as_tensors(e["critic"])} for e in evaluator.pending],
+            "script": SCRIPT, "args": dataclasses.asdict(args), "global_step": step, "wall_seconds": time.time() - start,
+            "obs_dim": env.obs_dim, "action_dim": env.action_dim, "action_low": torch.from_numpy(env.low.copy()),
+            "action_high": torch.from_numpy(env.high.copy()), "threads": torch.get_num_threads(),
+            "episode": {**episode, "actions": torch.from_numpy(actions)}, "obs": torch.from_numpy(obs),
+            "eval_bytes": eval_csv.stat().st_size if eval_csv.exists() else 0,
+            "train_bytes": train_csv.stat().st_size if train_csv.exists() else 0, "last_evaluation": dict(last),
+            "pending": [{k: e[k] for k in ("step", "wall_seconds", "alphas", "actor", "critic")} for e in evaluator.pending],
+            **learner.content(step),
         }  # fmt: skip
         try:
             write_whole(run_dir / "checkpoint.pt", lambda file: torch.save(content, file))
             saved_step = step
         except (OSError, RuntimeError) as error:
-            say(f"no checkpoint could be written at step {step} ({str(error).splitlines()[0]}); {last_good()}")
+            say(f"no checkpoint could be written at step {step} ({first_line(error)}); {last_good()}")
         saved_time = time.time()
 
-    def last_good() -> str:
-        return "there is no checkpoint yet" if saved_step is None else f"the last good checkpoint is of step {saved_step}"
-
+    tracker = start_tracking(args, run_dir, say) if args.track else None
     try:
-        for e in pending:
-            as_arrays = lambda weights: {k: v.numpy() for k, v in weights.items()} if weights else None  # noqa: E731
-            evaluator.submit({**e, "actor": as_arrays(e["actor"]), "critic": as_arrays(e["critic"])})
-        finish([])
-        if checkpoint:
-            obs = env.replay_episode(episode["random_state"], episode["actions"])
-            if not np.array_equal(obs, checkpoint["obs"].numpy()):
-                say(f"{args.env_id} is not deterministic: the run goes on, but not exactly as it would have")
-        else:
-            env.reset(seed=args.seed)
-            episode["random_state"] = env.random_state()
-            obs = env.reset()
-        checkpoint = None  # frees its copy of the replay
-        row_step, row_time = step, time.time()
-        while step < args.total_timesteps and not stopped_by:
-            action = learner.random_action() if step < args.learning_starts else learner.act(obs)
-            next_obs, reward, terminated, truncated = env.step(action)
-            if not (np.isfinite(next_obs).all() and math.isfinite(reward)):
-                what = "reward" if np.isfinite(next_obs).all() else "observation"
-                raise TrainingError(f"the environment returned a non-finite {what}")
-            learner.store(step, obs, action, reward, terminated, next_obs)
-            episode["actions"].append(action)
-            episode["return"] += reward
-            obs, step = next_obs, step + 1
-            if step > args.learning_starts:
-                learner.update(step)
-            bar.update()
-            done = terminated or truncated
-            if done or step % 1000 == 0 or step == args.total_timesteps:
-                row = dict.fromkeys(TRAIN_COLUMNS)
-                row.update(step=step, wall_seconds=round(wall_seconds(), 1), **learner.read_metrics())
-                row["sps"] = round((step - row_step) / max(time.time() - row_time, 1e-9), 2)
+        with Evaluator(args, seeds_for(args.seed, 0, args.eval_episodes), say) as evaluator:
+            for evaluation in pending:
+                evaluator.submit(evaluation)
+            finish([])
+            if checkpoint:
+                obs = env.replay_episode(episode["random_state"], episode["actions"])
+                if not np.array_equal(obs, checkpoint["obs"].numpy()):
+                    say(f"{args.env_id} is not deterministic: the run goes on, but not exactly as it would have")
+            else:
+                env.reset(seed=args.seed)
+                episode["random_state"] = env.random_state()
+                obs = env.reset()
+                save()  # so that a run that has rows has a checkpoint
+            row_step, row_time = step, time.time()
+            while step < args.total_timesteps and not stopped_by:
+                action = learner.random_action() if step < args.learning_starts else learner.act(obs)
+                next_obs, reward, terminated, truncated = env.step(action)
+                learner.store(step, obs, action, reward, terminated, next_obs)
+                episode["actions"].append(action)
+                episode["return"] += reward
+                obs, step, done = next_obs, step + 1, terminated or truncated
+                if step > args.learning_starts:
+                    learner.update(step)
+                bar.update()
+                if done or step % 1000 == 0 or step == args.total_timesteps:
+                    row = dict.fromkeys(TRAIN_COLUMNS)
+                    row.update(step=step, wall_seconds=round(time.time() - start, 1), **learner.read_metrics())
+                    row["sps"] = round((step - row_step) / max(time.time() - row_time, 1e-9), 2)
+                    if done:
+                        row.update(episodic_return=episode["return"], episodic_length=len(episode["actions"]))
+                    append_row(train_csv, TRAIN_COLUMNS, row)
+                    if tracker:
+                        tracker.log(wandb_names(row))
+                    row_step, row_time = step, time.time()
                 if done:
-                    row.update(episodic_return=episode["return"], episodic_length=len(episode["actions"]))
-                append_row(run_dir / "train.csv", TRAIN_COLUMNS, row)
-                if tracker:
-                    tracker.log(wandb_names(row))
-                row_step, row_time = step, time.time()
-            if done:
-                episode = {"random_state": env.random_state(), "actions": [], "return": 0.0}
-                obs = env.reset()  # not stored: the row above holds the episode's own last observation
-            since_start = step - args.learning_starts
-            if (since_start >= 0 and since_start % args.eval_frequency == 0) or step == args.total_timesteps:
-                bias_due = args.bias_frequency and step % args.bias_frequency == 0
-                evaluator.submit({
-                    "step": step, "wall_seconds": wall_seconds(), "actor": learner.weights("actor"),
-                    "alphas": alphas(learner, conditions), "critic": learner.weights("critic") if bias_due else None,
-                })  # fmt: skip
-            finish(evaluator.poll())
-            while len(evaluator.pending) > 2 * args.eval_workers and not stopped_by:
-                bar.set_description_str("training waits for evaluations")
+                    episode = {"random_state": env.random_state(), "actions": [], "return": 0.0}
+                    obs = env.reset()  # never stored as a next_obs: the row above holds the episode's own last observation
+                learned = step - args.learning_starts
+                if (learned >= 0 and learned % args.eval_frequency == 0) or step == args.total_timesteps:
+                    bias_due = args.bias_frequency and learned % args.bias_frequency == 0
+                    evaluator.submit({
+                        "step": step, "wall_seconds": time.time() - start, "actor": learner.copy_of("actor"),
+                        "alphas": alphas(learner.networks, learner.copy_of("temperature"), conditions),
+                        "critic": learner.copy_of("critic") if bias_due else None,
+                    })  # fmt: skip
+                finish(evaluator.poll())
+                while len(evaluator.pending) > 2 * args.eval_workers and not stopped_by:
+                    bar.set_description_str("training waits for evaluations")
+                    finish(evaluator.poll(1.0))
+                    bar.set_description_str(run_dir.name[:40], refresh=False)
+                if time.time() - saved_time >= args.checkpoint_seconds:
+                    save()
+            save()
+            while evaluator.pending and not stopped_by:
+                bar.set_description_str(f"collecting {len(evaluator.pending)} evaluations")
                 finish(evaluator.poll(1.0))
-                bar.set_description_str(run_dir.name[:40], refresh=False)
-            if time.time() - saved_time >= args.checkpoint_seconds:
+            if not stopped_by:
                 save()
-        save()
-        while evaluator.pending and not stopped_by:
-            bar.set_description_str(f"collecting {len(evaluator.pending)} evaluations")
-            finish(evaluator.poll(1.0))
-        save()
+            completed = step == args.total_timesteps and not evaluator.pending
         if saved_step != step:
             raise TrainingError("the final checkpoint could not be written")
-        completed = step == args.total_timesteps and not evaluator.pending
         if completed and args.capture_video:
             try:
-                name = f"step-{step}-beta-{last['best_beta']:.4g}"
-                record_episode(args.env_id, learner.weights("actor"), last["best_beta"], seeds[0], run_dir / "videos", name)
+                record_episode(args, learner.networks, learner.copy_of("actor"), last["best_beta"], run_dir, f"step-{step}")
             except UserError as error:
                 say(str(error))
     except (TrainingError, OSError) as error:
-        raise TrainingError(f"stopped at step {step}: {error}; {last_good()} in {run_dir}.") from None
+        raise TrainingError(f"stopped at step {step}: {first_line(error)}; {last_good()} in {run_dir}.") from None
     finally:
-        evaluator.close()
         bar.close()
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
         if tracker:
             tracker.finish()
-    return {"run_dir": str(run_dir), "global_step": step, "completed": completed, "wall_seconds": wall_seconds(),
+    return {"run_dir": str(run_dir), "global_step": step, "completed": completed, "wall_seconds": time.time() - start,
             "signal": stopped_by[0] if stopped_by else None, **{k: v for k, v in last.items() if k != "step"}}  # fmt: skip
 
 
 def evaluate_run(run_dir: str, capture_video: bool) -> None:
     """Print beta -> return +- std of a run's policies on fresh episodes, and what the best beta of training gets on them."""
     checkpoint = load_checkpoint(run_dir)
-    args, last = Args(**checkpoint["args"]), checkpoint["last_evaluation"]
-    learner, conditions = restored_learner(checkpoint, torch.device("cpu")), eval_conditions(args)
-    seeds = seeds_for(args.seed, 1, args.eval_episodes)
+    args, state, step = Args(**checkpoint["args"]), checkpoint["state"], checkpoint["global_step"]
     FlatEnv(args.env_id).env.close()  # a missing environment is the user's to mend, not a worker's to die of
-    evaluator = Evaluator(args.env_id, conditions, seeds, args.eval_workers, args.gamma, args.seed, print)
-    weights, finished = learner.weights("actor"), []
-    try:
-        evaluator.submit({"step": checkpoint["global_step"], "wall_seconds": 0.0, "actor": weights, "critic": None,
-                          "alphas": alphas(learner, conditions)})  # fmt: skip
+    conditions, finished = eval_conditions(args), []
+    with Evaluator(args, seeds_for(args.seed, 1, args.eval_episodes), print) as evaluator:
+        evaluator.submit({"step": step, "actor": state["actor"], "critic": None, "alphas": conditions})
         while not finished:
             finished = evaluator.poll(1.0)
-    finally:
-        evaluator.close()
-    returns = [finished[0]["results"]["returns", i] for i in range(len(conditions))]
-    print(f"{args.env_id}, step {checkpoint['global_step']}, {args.eval_episodes} fresh episodes per beta")
+    best = checkpoint["last_evaluation"].get("best_beta", conditions[best_policy(finished[0])])
+    print(f"{args.env_id}, step {step}, {args.eval_episodes} fresh episodes per beta")
     print(f"{'beta':>10} {'return':>10} {'std':>9}")
-    for condition, values in zip(conditions, returns, strict=True):
-        chosen = "  <- best in training" if condition == last.get("best_beta") else ""
-        print(f"{condition:10.4f} {values.mean():10.1f} {values.std():9.1f}{chosen}")
-    best = last.get("best_beta", conditions[best_policy(finished[0], len(conditions))])
+    for i, condition in enumerate(conditions):
+        returns, mark = finished[0]["returns"][i], "  <- best in training" if condition == best else ""
+        print(f"{condition:10.4f} {returns.mean():10.1f} {returns.std():9.1f}{mark}")
     if capture_video:
-        folder = Path(run_dir) / "videos"
-        record_episode(args.env_id, weights, best, seeds[0], folder, f"evaluate-step-{checkpoint['global_step']}-beta-{best:.4g}")
-        print(f"recorded beta {best:.4g} in {folder}")
+        networks = build_networks(args, checkpoint["obs_dim"], checkpoint["action_dim"])
+        record_episode(args, networks, state["actor"], best, Path(run_dir), f"evaluate-step-{step}")
+        print(f"recorded beta {best:.4g} in {Path(run_dir) / 'videos'}")
 
 
 def main() -> None:
@@ -1436,25 +1467,14 @@ def main() -> None:
             evaluate_run(args.evaluate, args.capture_video)
             return
         summary = train(args)
-    except UserError as error:
+    except (UserError, TrainingError) as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except TrainingError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(2 if isinstance(error, UserError) else 1)
     if not summary["completed"]:
-        print(f"stopped at step {summary['global_step']}; go on with: python {sys.argv[0]} --resume {summary['run_dir']}",
-              file=sys.stderr)  # fmt: skip
+        command = shlex.join(["python", sys.argv[0], "--resume", summary["run_dir"]])
+        print(f"stopped at step {summary['global_step']}; go on with: {command}", file=sys.stderr)
         sys.exit(128 + summary["signal"])
 # --- end shared ---
-
-
-@torch.no_grad()
-def alphas(learner: Learner, conditions: list[float]) -> list[float]:
-    """alpha(beta_i) of the evaluated betas."""
-    temperature = learner.networks["temperature"]
-    log_beta = torch.tensor(conditions, device=learner.device).log()[:, None]
-    return temperature(temperature.views(learner.state["temperature"]), log_beta).exp().tolist()
 
 
 if __name__ == "__main__":

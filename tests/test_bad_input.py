@@ -1,0 +1,149 @@
+"""A mistake is answered by one clear sentence and exit code 2, and nothing is written or lost."""
+
+import json
+import re
+import resource
+
+import pytest
+import torch
+from conftest import TINY, kill, messages, rows_of, wait_until
+
+import rac_sac
+
+WRONG = [
+    (["--env-id", "Hoper-v4"], r"cannot make the environment 'Hoper-v4'.*Hopper-v4"),
+    (["--env-id", "Ant-v9"], r"cannot make the environment 'Ant-v9'.*v5"),
+    (["--env-id", "toy_envs:DictObs-v0"], r"observations of type Dict.*only a Box is supported"),
+    (["--env-id", "toy_envs:DiscreteAction-v0"], r"actions of type Discrete\(3\); only a continuous Box is supported"),
+    (["--env-id", "toy_envs:UnboundedAction-v0"], r"unbounded actions.*only a bounded Box is supported"),
+    (["--num-critics", "1"], r"num_critics is 1; a standard deviation needs at least 2"),
+    (["--utd", "0"], r"utd is 0; it must be at least 1"),
+    (["--batch-size", "0"], r"batch_size is 0; it must be at least 1"),
+    (["--num-eval-policies", "0"], r"num_eval_policies is 0; it must be at least 1"),
+    (["--eval-episodes", "0"], r"eval_episodes is 0; it must be at least 1"),
+    (["--eval-workers", "0"], r"eval_workers is 0; it must be at least 1"),
+    (["--gamma", "1.5"], r"gamma is 1.5; it must be in"),
+    (["--gamma", "nan"], r"gamma is nan; it must be in"),
+    (["--tau", "-0.1"], r"tau is -0.1; it must be in"),
+    (["--buffer-size", "150"], r"buffer_size is 150; it must be at least 200"),
+    (["--total-timesteps", "150"], r"total_timesteps is 150; it must be at least 200"),
+    (["--batch-size", "1000"], r"buffer_size is 500; it must be at least 1000"),
+    (["--explore-beta-max", "0.9"], r"explore_beta_max is 0.9; it must not exceed train_beta_max, 0.8"),
+    (["--train-beta-max", "-1"], r"train_beta_max is -1.0; it must be finite"),
+    (["--train-beta-max", "inf"], r"train_beta_max is inf; it must be finite"),
+    (["--eval-beta-max", "nan"], r"eval_beta_max is nan; it must be finite"),
+    (["--q-lr-warmup-end", "100"], r"q_lr_warmup_end is 100; it must be at least learning_starts, 200"),
+    (["--bias-frequency", "150"], r"bias_frequency is 150; it must be a multiple of eval_frequency, 100"),
+    (["--run-root", "/dev/null/runs"], r"run_root '/dev/null/runs' cannot be written"),
+    (["--run-name", "a/b"], r"run_name is 'a/b'; it must be a plain folder name"),
+    (["--resume", "nowhere"], r"nowhere/config.json is missing or damaged; give the directory of a run"),
+    (["--evaluate", "nowhere"], r"nowhere/checkpoint.pt does not exist"),
+    (["--no-autotune", "--alpha", "-1"], r"alpha is -1.0; it must be finite and not negative"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments,sentence", WRONG, ids=[" ".join(a) for a, _ in WRONG])
+def test_wrong_arguments(cli, arguments, sentence):
+    result = cli.run("--env-id", "Hopper-v4", *TINY, *arguments, code=2)
+    (line,) = messages(result.stderr)
+    assert re.search(sentence, line) and line.startswith("error: ") and result.stdout == ""
+    assert list(cli.folder.iterdir()) == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is here")
+def test_cuda_where_there_is_none(cli):
+    error = cli.run(*TINY, "--cuda", "True", code=2).stderr
+    assert error == "error: cuda was asked for, but PyTorch finds no CUDA device here.\n"
+    assert list(cli.folder.iterdir()) == []
+
+
+def test_tyro_answers_what_is_not_an_argument(cli):
+    assert "--utdd" in cli.run("--utdd", "3", code=2).stderr
+
+
+def test_damaged_and_foreign_checkpoints(cli):
+    run_dir = cli.train("run", "--total-timesteps", "250")
+    path, config = run_dir / "checkpoint.pt", run_dir / "config.json"
+    good, good_config = path.read_bytes(), config.read_text()
+    checkpoint = torch.load(path, weights_only=True)
+
+    def refused(sentence, *arguments):
+        before = {p.name: p.read_bytes() for p in run_dir.iterdir() if p.is_file()}
+        for option in arguments or ("--resume", "--evaluate"):
+            result = cli.run(option, run_dir, code=2)
+            assert re.search(sentence, result.stderr) and "Traceback" not in result.stderr, result.stderr
+        assert before == {p.name: p.read_bytes() for p in run_dir.iterdir() if p.is_file()}
+
+    path.write_bytes(good[: len(good) // 2])
+    refused("checkpoint.pt is damaged or not a checkpoint")
+    path.write_bytes(b"hello")
+    refused("checkpoint.pt is damaged or not a checkpoint", "--resume")
+    torch.save({**checkpoint, "script": "rac_td3"}, path)
+    refused("was written by rac_td3.py; use that script", "--evaluate")
+    torch.save({**checkpoint, "args": {**checkpoint["args"], "env_id": "Ant-v4"}}, path)  # same shapes, other environment
+    refused("is of another environment than its config.json", "--resume")
+    torch.save({**checkpoint, "obs_dim": 12}, path)
+    refused("shapes", "--resume")
+    torch.save({**checkpoint, "state": {**checkpoint["state"], "critic": torch.zeros(3)}}, path)
+    refused("shapes", "--evaluate")
+    path.write_bytes(good)
+    config.write_text(json.dumps({**json.loads(good_config), "script": "rac_td3"}))
+    refused("config.json was written by rac_td3.py; use that script", "--resume")
+    config.write_text("{")
+    refused("config.json is missing or damaged", "--resume")
+    config.write_text(good_config)
+    cli.run("--resume", run_dir)
+
+
+def test_a_checkpoint_cannot_run_code(cli):
+    """Loading allows tensors and plain Python only."""
+    import os
+
+    class Evil:
+        def __reduce__(self):
+            return os.system, ("touch evil",)
+
+    run_dir = cli.train("run", "--total-timesteps", "250")
+    checkpoint = torch.load(run_dir / "checkpoint.pt", weights_only=True)
+    torch.save({**checkpoint, "extra": Evil()}, run_dir / "checkpoint.pt")
+    assert "damaged or not a checkpoint" in cli.run("--resume", run_dir, code=2).stderr
+    assert not (cli.folder / "evil").exists()
+
+
+@pytest.mark.parametrize("env_id,quantity", [("NanObservation-v0", "non-finite observation"),
+                                             ("InfReward-v0", "non-finite reward"),
+                                             ("InfLoss-v0", "qf_loss.* became non-finite")])  # fmt: skip
+def test_non_finite_numbers_stop_the_run(cli, env_id, quantity):
+    result = cli.run("--env-id", f"toy_envs:{env_id}", "--run-name", "run", *TINY, "--checkpoint-seconds", "0", code=1)
+    (line,) = messages(result.stderr)
+    match = re.search(rf"stopped at step (\d+): .*{quantity}.*; the last good checkpoint is of step (\d+) in runs/run", line)
+    assert match and 248 <= int(match[1]) <= 260 and int(match[2]) <= int(match[1]), line
+    checkpoint = rac_sac.load_checkpoint(cli.folder / "runs/run")
+    assert checkpoint["global_step"] == int(match[2])
+    assert all(torch.isfinite(tensor).all() for tensor in [*checkpoint["state"].values(), checkpoint["replay"]])
+
+
+def test_full_disk_keeps_the_last_good_checkpoint(cli):
+    """No file may grow beyond 250 KB, as if the disk were full: the replay outgrows it in the middle of the run."""
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (250_000, 250_000))  # noqa: E731
+    result = cli.run("--env-id", "Ant-v5", "--run-name", "run", *TINY, "--checkpoint-seconds", "0.2", code=1, preexec_fn=limit)
+    assert "no checkpoint could be written at step" in result.stderr and "Traceback" not in result.stderr
+    match = re.search(r"final checkpoint could not be written; the last good checkpoint is of step (\d+)", result.stderr)
+    run_dir = cli.folder / "runs/run"
+    assert match and rac_sac.load_checkpoint(run_dir)["global_step"] == int(match[1])
+    assert not list(run_dir.glob("*.tmp"))
+    cli.run("--resume", run_dir)  # with space again, it goes on
+    assert rows_of(run_dir / "eval.csv") == 4
+
+
+def test_training_waits_for_evaluations(cli):
+    """One slow worker and an evaluation at every step: the bar says that training waits, and none is lost."""
+    arguments = [*TINY, "--total-timesteps", "230", "--eval-frequency", "1", "--num-eval-policies", "2"]
+    process = cli.start("--env-id", "Pendulum-v1", "--run-name", "run", *arguments)
+    run_dir = cli.folder / "runs/run"
+    wait_until(lambda: rows_of(run_dir / "eval.csv") > 3)
+    _, err = kill(process, 2)
+    assert "training waits for evaluations" in err
+    cli.run("--resume", run_dir)
+    steps = [int(line.split(",")[0]) for line in (run_dir / "eval.csv").read_text().splitlines()[1:]]
+    assert steps == list(range(200, 231))

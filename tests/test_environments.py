@@ -1,0 +1,114 @@
+"""Episodes, bounds and spaces."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+import rac_sac
+
+
+def replay_of(cli, env_id):
+    run_dir = cli.train("run", "--total-timesteps", "210", env_id=env_id)
+    return torch.load(run_dir / "checkpoint.pt", weights_only=True)["replay"].numpy()
+
+
+@pytest.mark.parametrize("env_id,terminated_at_end", [("toy_envs:Truncating-v0", 0.0), ("toy_envs:Terminating-v0", 1.0)])
+def test_end_of_episode(cli, env_id, terminated_at_end):
+    """Rows (obs, action, reward, terminated, next_obs): an episode's last row holds its own last observation, 7, not the
+    next episode's first; only termination stops the bootstrap."""
+    obs, _, reward, terminated, next_obs = replay_of(cli, env_id).T
+    np.testing.assert_array_equal(obs, np.arange(210) % 7)
+    np.testing.assert_array_equal(next_obs, np.arange(210) % 7 + 1)
+    np.testing.assert_array_equal(terminated, np.where(np.arange(210) % 7 == 6, terminated_at_end, 0.0))
+    assert (reward == 1).all()
+
+
+@pytest.mark.parametrize("env_id,low,high", [("Humanoid-v4", -0.4, 0.4), ("Pendulum-v1", -2, 2), ("Ant-v5", -1, 1)])
+def test_actions_are_rescaled(env_id, low, high):
+    env = rac_sac.FlatEnv(env_id)
+    seen = []
+    inner = env.env.unwrapped
+    step, inner.step = inner.step, lambda action: (seen.append(action), step(action))[1]
+    env.reset(seed=0)
+    for action in (-1.0, 0.0, 0.5, 1.0):
+        env.step(np.full(env.action_dim, action, np.float32))
+        assert env.env.action_space.contains(seen[-1])
+    for got, wanted in zip(seen, (low, (low + high) / 2, low + 0.75 * (high - low), high), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-6)
+
+
+def test_asymmetric_bounds():
+    low, high = np.array([-2.0, 0.0]), np.array([4.0, 1.0])
+    np.testing.assert_allclose(rac_sac.rescale_action(np.array([[-1.0, -1.0], [1.0, 1.0], [0.0, 0.5]]), low, high),
+                               [[-2, 0], [4, 1], [1, 0.75]])  # fmt: skip
+
+
+@pytest.mark.parametrize("env_id", ["Hopper-v4", "Ant-v4", "Humanoid-v4", "Walker2d-v5", "Pendulum-v1"])
+def test_replay_of_an_episode_is_exact(env_id):
+    env, again = rac_sac.FlatEnv(env_id), rac_sac.FlatEnv(env_id)
+    rng = np.random.default_rng(0)
+    env.reset(seed=5)
+    env.reset()
+    state = env.random_state()
+    obs, actions = env.reset(), []
+    for _ in range(30):
+        actions.append(rng.uniform(-1, 1, env.action_dim).astype(np.float32))
+        obs = env.step(actions[-1])[0]
+    np.testing.assert_array_equal(again.replay_episode(state, actions), obs)
+    np.testing.assert_array_equal(again.reset(), env.reset())  # and so are the episodes after it
+
+
+def test_no_warnings():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        env = rac_sac.FlatEnv("Ant-v4")
+        env.reset(seed=0)
+        env.step(np.zeros(8, np.float32))
+    assert env.obs_dim == 27 and env.reset().dtype == np.float32
+
+
+class ByHand:
+    """Replaces networks: a policy that plays 0 with log_prob -0.5, and a Q of 10."""
+
+    @staticmethod
+    def policy(networks, actor, obs, condition, noise=None):
+        return np.zeros((len(obs), 1), np.float32), np.full(len(obs), -0.5)
+
+    @staticmethod
+    def mean_q(networks, critic, obs, action, condition):
+        return np.full(len(obs), 10.0)
+
+
+@pytest.fixture
+def by_hand(monkeypatch):
+    import toy_envs
+
+    monkeypatch.setattr(rac_sac, "policy", ByHand.policy)
+    monkeypatch.setattr(rac_sac, "mean_q", ByHand.mean_q)
+    monkeypatch.setattr(rac_sac, "make_env", lambda env_id, **options: toy_envs.Counter(ends="termination"))
+
+
+def soft_return(steps):
+    """Reward 1 in each step, gamma 0.9, alpha 0.2, log_prob -0.5 and so a bonus of 0.1 from the second step on."""
+    return sum(0.9**t * (1 + (0.1 if t else 0)) for t in range(steps))
+
+
+def test_monte_carlo_return(by_hand):
+    """Episodes of 7 steps; two lead to the pair, so that the pair's own step and four after it remain."""
+    envs, rng = [rac_sac.FlatEnv("x") for _ in range(4)], np.random.default_rng(0)
+    actions = list(np.zeros((3, 1), np.float32))
+    value = rac_sac.monte_carlo_return(envs, None, None, 0.1, 0.2, 0.9, 3, actions, rng)
+    assert value == pytest.approx(soft_return(5))
+
+
+def test_value_bias(by_hand):
+    """Pairs are steps 1 to 7 of episodes in turn: with Q = 10 everywhere, mean and std follow from the chosen ones."""
+    envs = [rac_sac.FlatEnv("x") for _ in range(2)]
+    mean, std = rac_sac.measure_bias(rac_sac.FlatEnv("x"), envs, None, None, None, 0.1, 0.2, 0.9, 11)
+    chosen = np.random.default_rng(11)
+    chosen.standard_normal((100, 1), np.float32)  # one noise for each pair
+    returns = np.array([soft_return(7 - i % 7) for i in chosen.choice(100, 20, replace=False)])
+    bias = (10 - returns) / abs(returns.mean())
+    assert (mean, std) == (pytest.approx(bias.mean()), pytest.approx(bias.std()))

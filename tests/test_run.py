@@ -1,0 +1,327 @@
+"""A run as users meet it: command line, run directory, evaluation, resume, signals, tracking."""
+
+import csv
+import json
+import os
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, TINY, children, kill, last_step, messages, rows_of, wait_until, without_wall_clock
+
+import rac_sac
+
+
+def final_state(run_dir: Path) -> dict:
+    return torch.load(run_dir / "checkpoint.pt", weights_only=True)
+
+
+def assert_same_run(a: Path, b: Path, files=("eval.csv", "train.csv")) -> None:
+    for name in files:
+        assert without_wall_clock(a / name) == without_wall_clock(b / name)
+    first, second = final_state(a), final_state(b)
+    assert first["state"].keys() == second["state"].keys()
+    assert all(torch.equal(first["state"][k], second["state"][k]) for k in first["state"] if k != "metrics")
+    assert torch.equal(first["replay"], second["replay"]) and torch.equal(first["obs"], second["obs"])
+
+
+# ------------------------------------------------------------------------------------------------------ what a run leaves
+def test_run_directory_and_screen(cli):
+    result = cli.run("--env-id", "Ant-v4", "--seed", "3", *TINY)
+    (run_dir,) = (cli.folder / "runs").iterdir()
+    assert re.fullmatch(r"Ant-v4__rac_sac__3__\d{10}", run_dir.name)
+    assert {p.name for p in run_dir.iterdir()} - {".lock"} == {"config.json", "eval.csv", "train.csv", "checkpoint.pt"}
+    assert [p.name for p in cli.folder.iterdir()] == ["runs"]  # no MUJOCO_LOG.TXT, nothing else
+    assert result.stdout == "" and messages(result.stderr) == []
+    bar = result.stderr.replace("\r", "\n").strip().splitlines()[-1]
+    assert "500/500" in bar and "step/s" in bar and "evaluated" in bar and "<" in bar  # steps, SPS, evaluation, ETA
+
+    config = json.loads((run_dir / "config.json").read_text())
+    assert config["args"]["env_id"] == "Ant-v4" and config["args"]["target_entropy"] == -8
+    assert config["versions"]["torch"] == torch.__version__ and config["script"] == "rac_sac" and config["device"]
+    assert set(config["args"]) == {f.name for f in rac_sac.dataclasses.fields(rac_sac.Args)}
+
+    with open(run_dir / "eval.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert [int(r["step"]) for r in rows] == [200, 300, 400, 500]  # from the end of the random start on
+    for row in rows:
+        returns = {b: float(row[f"return_{b}"]) for b in ("0.266667", "0.533333", "0.8")}
+        best = max(returns, key=returns.get)  # the max strategy
+        assert float(row["best_return"]) == returns[best] and float(row["best_beta"]) == pytest.approx(float(best), rel=1e-5)
+        assert all(float(row[f"alpha_{b}"]) > 0 for b in returns) and float(row["best_return_std"]) >= 0
+        assert row["bias_mean"] == "" and float(row["wall_seconds"]) >= 0
+    with open(run_dir / "train.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert int(rows[-1]["step"]) == 500
+    learned = [r for r in rows if int(r["step"]) > 200]
+    assert learned and all(np.isfinite(float(r[k])) for r in learned for k in rac_sac.TRAIN_COLUMNS[1:10])
+    assert any(r["episodic_return"] for r in rows)
+
+
+def test_defaults_depend_on_the_environment_whatever_its_version():
+    for env_id, steps, capacity in (("Humanoid-v5", 1_000_000, 300_000), ("Walker2d-v4", 300_000, 100_000),
+                                    ("Ant-v5", 300_000, 200_000), ("Hopper-v4", 300_000, 1_000_000),
+                                    ("Pendulum-v1", 300_000, 1_000_000)):  # fmt: skip
+        args = rac_sac.check_args(rac_sac.Args(env_id=env_id))
+        assert (args.total_timesteps, args.buffer_size) == (steps, capacity)
+        args = rac_sac.check_args(rac_sac.Args(env_id=env_id, total_timesteps=7000, buffer_size=6000))
+        assert (args.total_timesteps, args.buffer_size) == (7000, 6000)
+    assert rac_sac.eval_conditions(rac_sac.check_args(rac_sac.Args())) == pytest.approx([0.8 / 12 * i for i in range(1, 13)])
+
+
+def test_help_explains_every_argument(cli):
+    text = cli.run("--help").stdout
+    for field in rac_sac.dataclasses.fields(rac_sac.Args):
+        assert f"--{field.name.replace('_', '-')}" in text
+    source = (ROOT / "rac_sac.py").read_text()
+    body = source[source.index("class Args"):source.index("STEPS =")]
+    assert len(re.findall(r'^    """', body, re.M)) == len(rac_sac.dataclasses.fields(rac_sac.Args))
+
+
+@pytest.mark.parametrize("env_id", ["Pendulum-v1", "Ant-v5", "Humanoid-v4"])
+def test_other_environments(cli, env_id):
+    run_dir = cli.train("run", "--total-timesteps", "250", env_id=env_id)
+    assert rows_of(run_dir / "eval.csv") == 2
+
+
+def test_train_is_a_function_for_other_programs(cli):
+    code = ("import rac_sac, sys\n"
+            "if __name__ == '__main__':\n"
+            "    args = rac_sac.tyro.cli(rac_sac.Args)\n"
+            "    summary = rac_sac.train(args)\n"
+            "    policy = rac_sac.load_policy(summary['run_dir'])\n"
+            "    import numpy as np\n"
+            "    print(summary['completed'], summary['global_step'], summary['best_beta'] > 0)\n"
+            "    one, many = policy(np.ones(3) * 9), policy(np.zeros((5, 3)), 0.2)\n"
+            "    print(one.shape, many.shape, abs(one) <= 2)\n")  # fmt: skip
+    (cli.folder / "program.py").write_text(code)
+    env = {**cli.env, "PYTHONPATH": f"{ROOT}:{cli.env['PYTHONPATH']}"}
+    result = subprocess.run([sys.executable, "program.py", "--env-id", "Pendulum-v1", *TINY], cwd=cli.folder, env=env,
+                            capture_output=True, text=True)  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines() == ["True 500 True", "(1,) (5, 1) [ True]"]
+    silent = subprocess.run([sys.executable, "-c", "import rac_sac"], cwd=cli.folder, env=env, capture_output=True, text=True)
+    assert silent.returncode == 0 and silent.stdout == silent.stderr == ""
+
+
+# ------------------------------------------------------------------------------------------------------------ determinism
+def test_seeds_and_workers(cli):
+    """The same seed gives the same run, whatever the number of workers; another seed another."""
+    one = cli.train("one", "--bias-frequency", "200", "--total-timesteps", "400")
+    two = cli.train("two", "--bias-frequency", "200", "--total-timesteps", "400", "--eval-workers", "2")
+    other = cli.train("other", "--seed", "2", "--total-timesteps", "400")
+    assert_same_run(one, two)
+    assert without_wall_clock(one / "eval.csv")[1:] != without_wall_clock(other / "eval.csv")[1:]
+    with open(one / "eval.csv") as file:
+        bias = {row["step"]: (row["bias_mean"], row["bias_std"]) for row in csv.DictReader(file)}
+    assert all(np.isfinite(float(x)) for x in bias["200"]) and bias["300"] == ("", "")
+
+
+def test_sigkill_and_resume_is_exact(cli):
+    """Killed before the first checkpoint, between checkpoints and while evaluations pend: the same run in the end."""
+    whole = cli.train("whole")
+    options = ("--checkpoint-seconds", "0.3")
+    process = cli.start("--env-id", "Hopper-v4", "--run-name", "cut", *TINY, *options)
+    cut = cli.folder / "runs" / "cut"
+    wait_until(lambda: rows_of(cut / "train.csv") > 3)
+    checkpoint = cut / "checkpoint.pt"
+    kill(process)
+    assert torch.load(checkpoint, weights_only=True)["global_step"] < 500
+    for step in (220, 320, 420):
+        process = cli.start("--resume", cut)
+        wait_until(lambda step=step: last_step(cut / "train.csv") > step)
+        assert process.poll() is None
+        kill(process)
+        assert torch.load(checkpoint, weights_only=True)["global_step"] > 0  # a checkpoint is whole at every moment
+    cli.run("--resume", cut)
+    assert_same_run(whole, cut)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_write_a_checkpoint(cli, number):
+    whole = cli.train("whole")
+    process = cli.start("--env-id", "Hopper-v4", "--run-name", "cut", *TINY)
+    cut = cli.folder / "runs" / "cut"
+    wait_until(lambda: last_step(cut / "train.csv") > 250)
+    workers = children(process.pid)
+    _, err = kill(process, number)
+    assert process.returncode == 128 + number
+    match = re.search(r"stopped at step (\d+); go on with: python (\S+rac_sac.py --resume runs/cut)", err)
+    assert match and final_state(cut)["global_step"] == int(match[1]) < 500
+    assert workers and not any(Path(f"/proc/{pid}").exists() for pid in workers)
+    cli.run(*match[2].split()[1:])
+    assert_same_run(whole, cut)
+
+
+def test_workers_die_with_a_killed_run(cli):
+    process = cli.start("--env-id", "Hopper-v4", "--run-name", "cut", *TINY, "--eval-workers", "2")
+    workers = wait_until(lambda: len(children(process.pid)) == 2 and children(process.pid))
+    wait_until(lambda: rows_of(cli.folder / "runs/cut/eval.csv") > 0)
+    kill(process)
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), 20)
+
+
+def test_a_dead_worker_is_named_and_its_evaluation_repeated(cli):
+    whole = cli.train("whole")
+    process = cli.start("--env-id", "Hopper-v4", "--run-name", "cut", *TINY)
+    cut = cli.folder / "runs" / "cut"
+    wait_until(lambda: rows_of(cut / "train.csv") > 5)
+    (worker,) = wait_until(lambda: children(process.pid))
+    os.kill(worker, signal.SIGKILL)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert re.search(rf"evaluation worker 0 \(process {worker}\) died with exit code -9; its evaluation is repeated", err)
+    assert_same_run(whole, cut)
+
+
+def test_more_steps_on_resume(cli):
+    whole = cli.train("whole")
+    grown = cli.train("grown", "--total-timesteps", "400")
+    cli.run("--resume", grown, "--total-timesteps", "500", "--seed", "9")  # the saved seed wins
+    assert_same_run(whole, grown, files=["eval.csv"])  # its train.csv has one row more, at what was its last step
+    assert json.loads((grown / "config.json").read_text())["args"]["total_timesteps"] == 500
+    error = cli.run("--resume", grown, "--total-timesteps", "450", code=2).stderr
+    assert "total_timesteps is 450; on resuming it may only grow, from 500." in error
+    before = (grown / "eval.csv").read_text()
+    cli.run("--resume", grown)  # a finished run is left as it is
+    assert (grown / "eval.csv").read_text() == before
+
+
+def test_killed_before_the_first_timed_checkpoint(cli):
+    """It starts again from step 0; but a run with rows whose checkpoint is lost is not thrown away."""
+    whole = cli.train("whole")
+    process = cli.start("--env-id", "Hopper-v4", "--run-name", "cut", *TINY, "--checkpoint-seconds", "1000")
+    cut = cli.folder / "runs" / "cut"
+    wait_until(lambda: rows_of(cut / "eval.csv") > 0)
+    kill(process)
+    assert torch.load(cut / "checkpoint.pt", weights_only=True)["global_step"] == 0
+    cli.run("--resume", cut)
+    assert_same_run(whole, cut)
+    (cut / "checkpoint.pt").unlink()
+    before = (cut / "eval.csv").read_text()
+    assert "checkpoint.pt does not exist" in cli.run("--resume", cut, code=2).stderr
+    assert (cut / "eval.csv").read_text() == before
+    (cut / "eval.csv").unlink()
+    (cut / "train.csv").unlink()
+    cli.run("--resume", cut)  # nothing but config.json, as after a kill in the first moments
+    assert_same_run(whole, cut)
+
+
+def test_two_processes_cannot_share_a_run_directory(cli):
+    process = cli.start("--env-id", "Hopper-v4", "--run-name", "run", *TINY, "--total-timesteps", "5000")
+    run_dir = cli.folder / "runs" / "run"
+    wait_until(lambda: rows_of(run_dir / "train.csv") > 0)
+    assert f"{run_dir} is in use by another process." in cli.run("--resume", run_dir, code=2).stderr
+    assert "exists already" in cli.run("--run-name", "run", *TINY, code=2).stderr
+    assert process.poll() is None
+    kill(process)
+
+
+def test_resume_says_when_it_cannot_be_exact(cli):
+    run_dir = cli.train("run", "--total-timesteps", "205", env_id="toy_envs:Lottery-v0")
+    result = cli.run("--resume", run_dir, "--total-timesteps", "300")
+    assert "Lottery-v0 is not deterministic" in result.stderr
+
+
+# ----------------------------------------------------------------------------------------------------- evaluate and video
+def test_evaluate_and_video(cli):
+    run_dir = cli.train("run", "--total-timesteps", "300", "--capture-video")
+    (video,) = (run_dir / "videos").glob("step-300-beta-*.mp4")
+    assert video.stat().st_size > 1000 and b"ftyp" in video.read_bytes()[:16]
+    before = {p.name: p.read_bytes() for p in run_dir.iterdir() if p.is_file()}
+    result = cli.run("--evaluate", run_dir, "--capture-video")
+    table = [line.split() for line in result.stdout.splitlines()]
+    values = {line[0]: (float(line[1]), float(line[2])) for line in table if line and re.fullmatch(r"0\.\d{4}", line[0])}
+    assert list(values) == ["0.2667", "0.5333", "0.8000"] and all(v > 0 for v, _ in values.values())
+    assert result.stdout.count("best in training") == 1 and messages(result.stderr) == []
+    assert result.stdout == cli.run("--evaluate", run_dir, "--capture-video").stdout
+    assert list((run_dir / "videos").glob("evaluate-step-300-beta-*.mp4"))
+    assert before == {p.name: p.read_bytes() for p in run_dir.iterdir() if p.is_file()}
+
+
+# --------------------------------------------------------------------------------------------------------------- tracking
+def wandb_records(path: Path):
+    """The records of an offline Weights & Biases file: LevelDB's log format around protocol buffers."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data, position, part = path.read_bytes(), 7, b""
+    while position + 7 <= len(data):
+        if 32768 - position % 32768 < 7:  # no record header straddles a block
+            position += 32768 - position % 32768
+            continue
+        length, kind = struct.unpack("<HB", data[position + 4 : position + 7])
+        part += data[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):  # whole, or last part
+            yield Record.FromString(part)
+            part = b""
+
+
+def test_tracking_without_network(cli):
+    """A key, but no way to the server: one line, and offline."""
+    cli.env.update(WANDB_API_KEY="0" * 40, WANDB_BASE_URL="http://127.0.0.1:9")
+    result = cli.run("--env-id", "Pendulum-v1", "--run-name", "run", *TINY, "--total-timesteps", "210", "--track")
+    (line,) = messages(result.stderr)
+    assert line.startswith("Weights & Biases is offline (")
+    assert list((cli.folder / "runs/run/wandb").glob("offline-run-*/*.wandb"))
+
+
+def test_offline_tracking_holds_the_history(cli):
+    result = cli.run("--env-id", "Hopper-v4", "--run-name", "run", *TINY, "--total-timesteps", "300", "--track")
+    run_dir = cli.folder / "runs" / "run"
+    lines = [line for line in messages(result.stderr) if "Weights & Biases" in line]
+    assert len(lines) == 1 and "offline (no API key)" in lines[0] and "wandb sync" in lines[0]
+    assert messages(result.stderr) == lines
+    assert [p.name for p in cli.folder.iterdir()] == ["runs"]
+    cli.run("--resume", run_dir, "--total-timesteps", "400")
+    files = sorted((run_dir / "wandb").glob("offline-run-*/*.wandb"), key=lambda p: p.stat().st_mtime)
+    assert len(files) == 2 and len({p.name for p in files}) == 1  # the same run, twice
+    history, metrics, config, code = [], set(), {}, False
+    for path in files:
+        for record in wandb_records(path):
+            kind = record.WhichOneof("record_type")
+            if kind == "history":
+                items = {(i.key or "/".join(i.nested_key)): json.loads(i.value_json) for i in record.history.item}
+                history.append(items)
+            elif kind == "metric":
+                metrics.add(record.metric.name or record.metric.glob_name)
+            elif kind == "run":
+                config.update({u.key: json.loads(u.value_json) for u in record.run.config.update})
+            code |= kind == "artifact" and record.artifact.type == "code"
+    assert {"global_step", "*"} <= metrics and code
+    assert config["env_id"] == "Hopper-v4" and config["utd"] == 1
+    evaluated = {h["global_step"]: h["eval/best_return"] for h in history if "eval/best_return" in h}
+    with open(run_dir / "eval.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert evaluated == {int(r["step"]): float(r["best_return"]) for r in rows} and len(rows) == 3
+    names = set().union(*history)
+    assert {"charts/SPS", "charts/episodic_return", "charts/episodic_length", "losses/qf_loss", "losses/qf_values",
+            "losses/actor_loss", "losses/alpha", "losses/alpha_loss", "eval/best_beta", "eval/return_0.8",
+            "eval/alpha_0.8"} <= names  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------------ compilation
+def test_no_compiler_falls_back_to_eager(cli):
+    cli.env.update(CXX="no-such-compiler", TORCHINDUCTOR_CACHE_DIR=str(cli.folder.parent / "empty"))
+    arguments = [a for a in TINY if a != "--no-compile"]
+    result = cli.run("--env-id", "Pendulum-v1", "--run-name", "run", *arguments, "--total-timesteps", "250")
+    assert "torch.compile does not work here" in result.stderr and "Traceback" not in result.stderr
+    assert json.loads((cli.folder / "runs/run/config.json").read_text())["args"]["compile"] is False
+
+
+def test_compiled_run_resumes_exactly(cli):
+    """Compiled, with the default deterministic settings, across processes."""
+    arguments = [a for a in TINY if a != "--no-compile"]
+    cli.run("--env-id", "Pendulum-v1", "--run-name", "whole", *arguments, "--total-timesteps", "260")
+    cli.run("--env-id", "Pendulum-v1", "--run-name", "grown", *arguments, "--total-timesteps", "230")
+    cli.run("--resume", "runs/grown", "--total-timesteps", "260")
+    whole, grown = final_state(cli.folder / "runs/whole"), final_state(cli.folder / "runs/grown")
+    assert all(torch.equal(whole["state"][k], grown["state"][k]) for k in ("actor", "critic", "target", "temperature"))
+    shutil.rmtree(cli.folder / "runs")

@@ -1,0 +1,65 @@
+"""Small environments with one property each, used as `--env-id toy_envs:Name-v0`."""
+
+import gymnasium as gym
+import numpy as np
+
+
+class Counter(gym.Env):
+    """Observation: the steps since the reset. Ends by termination or truncation after `length` steps."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (1,))
+    action_space = gym.spaces.Box(-2.0, 4.0, (1,))
+
+    def __init__(self, length=7, ends="truncation", bad=None, bad_at=250):
+        self.length, self.ends, self.bad, self.bad_at, self.total = length, ends, bad, bad_at, 0
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.count = 0
+        return np.array([0.0]), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        self.count += 1
+        self.total += 1
+        obs, reward, bad = np.array([float(self.count)]), 1.0, self.total >= self.bad_at
+        if bad and self.bad == "observation":
+            obs[0] = np.nan
+        if bad and self.bad == "reward":
+            reward = np.inf
+        if bad and self.bad == "loss":
+            reward = 1e30  # finite itself, but its square is not in float32
+        over = self.count == self.length
+        return obs, reward, over and self.ends == "termination", over and self.ends == "truncation", {}
+
+
+class Spaces(gym.Env):
+    """An environment with the spaces it is told; it is never stepped."""
+
+    def __init__(self, obs, action):
+        box = gym.spaces.Box(-1.0, 1.0, (2,))
+        unbounded, mixed = gym.spaces.Box(-np.inf, np.inf, (2,)), gym.spaces.Dict({"a": box})
+        choices = {"box": box, "unbounded": unbounded, "dict": mixed, "discrete": gym.spaces.Discrete(3)}
+        self.observation_space, self.action_space = choices[obs], choices[action]
+
+
+class Lottery(Counter):
+    """Not deterministic: its noise does not come from its seed."""
+
+    def step(self, action):
+        obs, *rest = super().step(action)
+        return obs + np.random.default_rng().normal(), *rest
+
+
+for name, entry, kwargs in (
+    ("Truncating-v0", Counter, {}),
+    ("Terminating-v0", Counter, {"ends": "termination"}),
+    ("NanObservation-v0", Counter, {"bad": "observation"}),
+    ("InfReward-v0", Counter, {"bad": "reward"}),
+    ("InfLoss-v0", Counter, {"bad": "loss"}),
+    ("Lottery-v0", Lottery, {}),
+    ("DictObs-v0", Spaces, {"obs": "dict", "action": "box"}),
+    ("DiscreteAction-v0", Spaces, {"obs": "box", "action": "discrete"}),
+    ("UnboundedAction-v0", Spaces, {"obs": "box", "action": "unbounded"}),
+):
+    gym.register(name, entry, kwargs=kwargs)

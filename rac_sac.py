@@ -619,8 +619,10 @@ class Learner:
             raise TrainingError(f"{', '.join(bad)} became non-finite")
 
     def read_metrics(self) -> dict[str, float]:
-        """The averages of METRICS since the last call (empty before the first update)."""
+        """The averages of METRICS since the last call (empty before the first update); TrainingError if not finite."""
         sums = dict(zip(METRICS, self.state["metrics"].tolist(), strict=True))
+        if not all(map(math.isfinite, sums.values())):
+            self.check_finite()
         self.state["metrics"].zero_()
         updates = sums.pop("updates")
         if updates == 0:

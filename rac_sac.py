@@ -1275,7 +1275,7 @@ def train(args: Args) -> dict:
         if args.target_entropy is None:
             args.target_entropy = -float(env.action_dim)
         set_up_torch(args, device)
-        torch.set_num_threads(checkpoint["threads"] if checkpoint else usable_cores())
+        torch.set_num_threads(checkpoint["threads"] if checkpoint else int(os.environ.get("OMP_NUM_THREADS") or usable_cores()))
         if args.compile and not compiler_works(device):
             warnings.warn("torch.compile does not work here (no compiler?): going on without it, slower.", stacklevel=1)
             args.compile = False

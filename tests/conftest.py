@@ -22,7 +22,7 @@ class CommandLine:
         self.folder, self.script = folder, ROOT / script
         hidden = ("WANDB_API_KEY", "WANDB_MODE", "DISPLAY", "MUJOCO_GL")
         self.env = {k: v for k, v in os.environ.items() if k not in hidden}
-        self.env.update(PYTHONPATH=str(ROOT / "tests"), HOME=str(folder.parent), OMP_NUM_THREADS="2", COLUMNS="120")
+        self.env.update(PYTHONPATH=str(ROOT / "tests"), HOME=str(folder.parent), OMP_NUM_THREADS="1", COLUMNS="120")
 
     def start(self, *arguments: str, **options) -> subprocess.Popen:
         return subprocess.Popen([sys.executable, str(self.script), *map(str, arguments)], cwd=self.folder, env=self.env,

@@ -5,9 +5,9 @@ import csv
 
 def test_inverted_pendulum(cli):
     arguments = """
-    --env-id InvertedPendulum-v4 --run-name run --no-compile --total-timesteps 5000 --learning-starts 500
-    --q-lr-warmup-end 1000 --batch-size 128 --hidden-dim 64 --num-critics 5 --utd 5 --eval-frequency 500
-    --num-eval-policies 4 --eval-episodes 5""".split()
+    --env-id InvertedPendulum-v4 --run-name run --total-timesteps 4000 --learning-starts 500 --batch-size 128
+    --hidden-dim 64 --num-critics 5 --utd 10 --policy-lr 1e-3 --q-lr 1e-3 --q-lr-init 1e-3 --alpha-lr 1e-3
+    --eval-frequency 500 --num-eval-policies 4 --eval-episodes 5""".split()
     cli.run(*arguments)
     with open(cli.folder / "runs/run/eval.csv") as file:
         returns = [float(row["best_return"]) for row in csv.DictReader(file)]

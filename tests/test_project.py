@@ -30,7 +30,7 @@ def test_readme_has_the_two_commands():
 def test_readme_names_no_argument_that_does_not_exist():
     readme = (ROOT / "README.md").read_text()
     known = {f"--{f.name.replace('_', '-')}" for f in rac_sac.dataclasses.fields(rac_sac.Args)}
-    known |= {name.replace("--", "--no-", 1) for name in known}
+    known |= {"--help"} | {name.replace("--", "--no-", 1) for name in known}
     used = {flag for line in readme.splitlines() if "rac_sac.py" in line for flag in re.findall(r"--[a-z][\w-]*", line)}
     assert used <= known, used - known
 

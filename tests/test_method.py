@@ -50,6 +50,11 @@ def minibatch(learner, seed=3):
     return rows, torch.rand(16, generator=generator) * 0.8, torch.randn(16, ACT, generator=generator)
 
 
+def first_step(lr):
+    """What adam_scales gives for a first update: lr / (1 - 0.9) and sqrt(1 - 0.999)."""
+    return torch.tensor([lr / 0.1, 0.001**0.5])
+
+
 def split(rows):
     rows = rows.double().numpy()
     return rows[:, :OBS], rows[:, OBS:OBS + ACT], rows[:, OBS + ACT], rows[:, OBS + ACT + 1], rows[:, OBS + ACT + 2:]
@@ -120,6 +125,7 @@ def test_log_prob_is_finite_and_right_far_out():
 def test_critic_step():
     learner = make_learner()
     rows, beta, noise = minibatch(learner)
+    step = first_step(3e-4)
     learner.state["target"] += 0.1 * torch.randn(learner.state["target"].shape, generator=torch.Generator().manual_seed(1))
     before = {k: v.clone() for k, v in learner.state.items()}
     obs, action, reward, terminated, next_obs = split(rows)
@@ -145,7 +151,7 @@ def test_critic_step():
 
     with torch.no_grad():
         next_action, entropy_bonus = rac_sac.prepare_targets(learner.networks, learner.state, rows, beta, noise)
-        rac_sac.update_critics(learner.networks, learner.state, rows, beta, next_action, entropy_bonus, 0.99, 0.005)
+        rac_sac.update_critics(learner.networks, learner.state, rows, beta, next_action, entropy_bonus, step, 0.99, 0.005)
     assert reference.relative_error(entropy_bonus, bonus) < 1e-5
     assert learner.state["metrics"][0].item() == pytest.approx(loss, rel=1e-5)
     critic = learner.networks["critic"]
@@ -155,7 +161,7 @@ def test_critic_step():
         assert reference.relative_error(first_moment[f"layer{i}.weight"] * 10, weight) < 1e-5
         assert reference.relative_error(first_moment[f"layer{i}.bias"] * 10, bias) < 1e-5
     grad = (learner.state["critic_m"] * 10).double().numpy()
-    expected = reference.adam(before["critic"].double().numpy(), [grad], learner.state["q_lr"].item())
+    expected = reference.adam(before["critic"].double().numpy(), [grad], 3e-4)
     moved = expected - before["critic"].double().numpy()
     # Adam's first step is +-lr wherever the gradient is not tiny: compare the step, not the parameters
     assert reference.relative_error(learner.state["critic"].double().numpy() - before["critic"].double().numpy(), moved) < 1e-3
@@ -196,7 +202,7 @@ def test_actor_step():
         expected[f"layer{i + 1}"] = [a + b for a, b in zip(grads_mean[i], grads_std[i], strict=True)]
 
     with torch.no_grad():
-        rac_sac.update_actor(learner.networks, learner.state, rows, beta, noise, 3e-4)
+        rac_sac.update_actor(learner.networks, learner.state, rows, beta, noise, first_step(3e-4))
     assert learner.state["metrics"][4].item() == pytest.approx(loss, rel=1e-4)
     first_moment = learner.networks["actor"].views(learner.state["actor_m"])
     for name, (weight, bias) in expected.items():
@@ -220,7 +226,7 @@ def test_temperature_step():
     loss = (-alpha * (log_prob - 3.0)).mean()  # target entropy -3
     grads, _ = reference.backward(layers, np.log(betas)[:, None], outputs, (-alpha * (log_prob - 3.0) / 16)[:, None])
     with torch.no_grad():
-        rac_sac.update_temperature(learner.networks, learner.state, rows, beta, noise, 3e-4, -3.0)
+        rac_sac.update_temperature(learner.networks, learner.state, rows, beta, noise, first_step(3e-4), -3.0)
     assert learner.state["metrics"][7].item() == pytest.approx(loss, rel=1e-4)
     first_moment = learner.networks["temperature"].views(learner.state["temperature_m"])
     for i, (weight, bias) in zip((0, 2), grads, strict=True):
@@ -315,14 +321,17 @@ def test_adam_against_torch():
     ours, theirs = params.clone(), torch.nn.Parameter(params.clone())
     first, second, count = torch.zeros(1000), torch.zeros(1000), torch.zeros(1, dtype=torch.float64)
     optimizer = torch.optim.Adam([theirs], lr=3e-4)
-    grads = []
+    grads, scales = [], []
     for _ in range(50):
         grad = torch.randn(1000, generator=generator)
         grads.append(grad.double().numpy())
-        rac_sac.adam_(ours, grad, first, second, count, 3e-4)
+        if not scales:
+            scales = list(rac_sac.adam_scales(count, 3e-4, 5))  # five updates at a time
+        rac_sac.adam_(ours, grad, first, second, scales.pop(0))
         theirs.grad = grad
         optimizer.step()
     assert reference.relative_error(ours - params, theirs.detach() - params) < 1e-4
+    assert count.item() == 50
     exact = reference.adam(params.double().numpy(), grads, 3e-4) - params.double().numpy()
     assert reference.relative_error(ours.double() - params.double(), exact) < 1e-4
 

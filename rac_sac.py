@@ -39,6 +39,7 @@ import time
 import warnings
 from collections import deque
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import wait as wait_for_connections
 from pathlib import Path
 from typing import Literal
@@ -186,6 +187,12 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def default_threads() -> int:
+    """Training threads: OMP_NUM_THREADS where it is a number, else all cores."""
+    first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    return int(first) if first.isdigit() and int(first) > 0 else usable_cores()
+
+
 def check_args(args: Args) -> Args:
     """Return `args` with the per-environment defaults filled in; raise UserError for a value that makes no sense."""
 
@@ -215,6 +222,10 @@ def check_args(args: Args) -> Args:
     for field in [f.name for f in dataclasses.fields(args) if f.name.endswith("_lr")] + ["q_lr_init", "alpha"]:
         value = getattr(args, field)
         check(math.isfinite(value) and value >= 0, f"{field} is {value}; it must be finite and not negative.")
+    check(args.seed < 2**63, f"seed is {args.seed}; it must be below 2**63.")
+    for field in ("initial_log_alpha", "target_entropy"):
+        value = getattr(args, field)
+        check(value is None or math.isfinite(value), f"{field} is {value}; it must be finite.")
     smallest = max(args.learning_starts, args.batch_size)
     for field in ("buffer_size", "total_timesteps"):
         check(getattr(args, field) >= smallest, f"{field} is {getattr(args, field)}; it must be at least {smallest}, "
@@ -701,14 +712,14 @@ def make_env(env_id: str, **options) -> gym.Env:
 
 def first_line(error: BaseException) -> str:
     """What an error says, in one line; of a failed write, what the system said of it."""
-    while not isinstance(error, OSError) and isinstance(error.__context__, OSError):
+    while not isinstance(error, OSError | UserError | TrainingError) and isinstance(error.__context__, OSError):
         error = error.__context__
     return (str(error).splitlines() or [repr(error)])[0]
 
 
 def flatten(obs) -> np.ndarray:
     """Any Box observation as float32 (O,); raises TrainingError if it is not finite."""
-    obs = np.asarray(obs, dtype=np.float32).reshape(-1)
+    obs = np.array(obs, dtype=np.float32).reshape(-1)  # a copy: environments may reuse their array
     if not np.isfinite(obs).all():
         raise TrainingError("the environment returned a non-finite observation")
     return obs
@@ -891,7 +902,7 @@ def work(connection, args: Args, conditions: list[float], seeds: list[int]) -> N
         try:
             while True:  # always empties the pipe: weights do not fit into it, and training must not wait to send them
                 tasks.put(connection.recv())
-        except (EOFError, OSError):
+        finally:
             os._exit(0)  # training has ended, or was killed
 
     threading.Thread(target=receive, daemon=True).start()
@@ -956,6 +967,7 @@ class Evaluator:
             if isinstance(result, str):
                 raise TrainingError(result)
             if task:
+                self.deaths = 0
                 self._accept(*task, result)
         self._dispatch()
         finished = []
@@ -969,17 +981,18 @@ class Evaluator:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         process = context.Process(target=work, args=(theirs, self.args, self.conditions, self.seeds), daemon=True)
-        saved, handlers = {name: os.environ.get(name) for name in WORKER_ENVIRONMENT}, {}
+        saved, can_mask = {name: os.environ.get(name) for name in WORKER_ENVIRONMENT}, hasattr(signal, "pthread_sigmask")
         os.environ.update(WORKER_ENVIRONMENT)
-        if threading.current_thread() is threading.main_thread():  # inherited: Ctrl-C in a terminal is for training alone
-            handlers = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+        if can_mask:  # inherited by the worker: Ctrl-C in a terminal is for training alone
+            resource_tracker.ensure_running()  # its start would unblock the signals
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
         try:
             process.start()
         finally:
             for name, value in saved.items():
                 os.environ.pop(name) if value is None else os.environ.update({name: value})
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
+            if can_mask:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         theirs.close()
         return {"process": process, "connection": ours, "tasks": [None]}  # None: it has not said yet that it is ready
 
@@ -1008,8 +1021,10 @@ class Evaluator:
     def _replace(self, worker: dict) -> None:
         index, self.deaths = self.workers.index(worker), self.deaths + 1
         worker["process"].join(1)
+        worker["process"].kill()
+        worker["process"].join()
         name = f"evaluation worker {index} (process {worker['process'].pid}) died with exit code {worker['process'].exitcode}"
-        if self.deaths > 3 * len(self.workers):
+        if self.deaths > 3 * max(len(self.workers), 1):
             raise TrainingError(f"{name}, after {self.deaths - 1} other deaths of evaluation workers")
         self.say(f"{name}; its evaluation is repeated")
         self.tasks.extendleft(reversed([task for task in worker["tasks"] if task]))
@@ -1081,14 +1096,14 @@ def create_run_dir(args: Args, device: torch.device) -> Path:
     run_dir = Path(args.run_root) / name
     temporary = run_dir.with_name(f".{name}.{os.getpid()}")
     try:
-        if run_dir.exists():
+        if os.path.exists(run_dir):  # Path.exists raises where it may not look
             raise FileExistsError
         temporary.mkdir(parents=True)
         write_config(temporary, args, device)
         temporary.rename(run_dir)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        if run_dir.exists():
+        if os.path.exists(run_dir):
             raise UserError(f"{run_dir} exists already; go on with --resume {run_dir}, or choose another run_name.") from None
         raise UserError(f"run_root {args.run_root!r} cannot be written: {error.strerror}.") from None
     return run_dir
@@ -1113,6 +1128,8 @@ def append_row(path: Path, columns, row: dict) -> None:
         if file.tell() == 0:
             writer.writeheader()
         writer.writerow(row)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def saved_args(path: Path, content: dict) -> Args:
@@ -1139,7 +1156,7 @@ def load_checkpoint(run_dir: str | Path) -> dict:
     Only tensors and plain Python are accepted (weights_only), so a stranger's checkpoint cannot run code.
     """
     path = Path(run_dir) / "checkpoint.pt"
-    if not path.exists():
+    if not os.path.exists(path):
         raise UserError(f"{path} does not exist; give the directory of a run that has written a checkpoint.")
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -1185,25 +1202,29 @@ def start_tracking(args: Args, run_dir: Path, say):
     identity, offline = run_dir / "wandb_id", None
     if not identity.exists():
         write_whole(identity, lambda file: file.write(secrets.token_hex(4).encode()))
+    settings = wandb.Settings(silent=True, console="off", init_timeout=20)
     options = {
         "project": args.wandb_project_name, "entity": args.wandb_entity, "config": dataclasses.asdict(args),
-        "name": run_dir.name, "id": identity.read_text(), "resume": "allow", "dir": str(run_dir),
-        "settings": wandb.Settings(silent=True, console="off", init_timeout=20),
+        "name": run_dir.name, "id": identity.read_text(), "resume": "allow", "dir": str(run_dir), "settings": settings,
     }  # fmt: skip
-    if os.environ.get("WANDB_MODE", "online") == "online":
-        try:
-            offline = None if wandb.login(prompt=False, verify=False) else "no API key"
-            if not offline:
-                run = wandb.init(**options)
-                say(f"Weights & Biases: {run.url}")
-        except wandb.errors.Error as error:
-            offline = first_line(error)
-    if offline:
-        say(f"Weights & Biases is offline ({offline}); upload later with: wandb sync {run_dir}/wandb/offline-run-*")
-        wandb.teardown()  # or else the failed start holds the run's id
-        run = wandb.init(mode="offline", **options)
-    elif os.environ.get("WANDB_MODE", "online") != "online":
-        run = wandb.init(**options)
+    try:
+        if os.environ.get("WANDB_MODE", "online") == "online":
+            try:
+                offline = None if wandb.login(prompt=False, verify=False) else "no API key"
+                run = None if offline else wandb.init(**options)
+            except wandb.errors.CommError as error:
+                offline = first_line(error)
+        else:
+            run = wandb.init(**options)
+        if offline:
+            say(f"Weights & Biases is offline ({offline}); upload later with: wandb sync {run_dir}/wandb/offline-run-*")
+            wandb.teardown()  # or else the failed start holds the run's id
+            run = wandb.init(mode="offline", **options)
+        elif run.url:
+            say(f"Weights & Biases: {run.url}")
+    except Exception as error:  # a wrong project name, a service that does not start: not worth losing the run
+        say(f"Weights & Biases does not start, and the run goes on without it: {first_line(error)}")
+        return None
     run.define_metric("global_step")
     run.define_metric("*", step_metric="global_step")  # evaluations come later than their step
     run.log_code(str(Path(__file__).parent), include_fn=lambda path: Path(path).name == Path(__file__).name)
@@ -1276,8 +1297,10 @@ def train(args: Args) -> dict:
             args.total_timesteps = asked or args.total_timesteps
             if any((run_dir / name).exists() for name in ("checkpoint.pt", "eval.csv", "train.csv")):
                 checkpoint = load_checkpoint(run_dir)
-                if checkpoint["args"]["env_id"] != args.env_id:
-                    raise UserError(f"{run_dir}/checkpoint.pt is of another environment than its config.json.")
+                may_differ = ("total_timesteps", "compile", "eval_workers", "checkpoint_seconds", "track")
+                for name, value in checkpoint["args"].items():
+                    if name not in may_differ and value != getattr(args, name):
+                        raise UserError(f"{run_dir}/checkpoint.pt and config.json are of different runs: {name} differs.")
         args = check_args(args)
         device = torch.device("cuda" if args.cuda is not False and torch.cuda.is_available() else "cpu")
         env = FlatEnv(args.env_id)
@@ -1288,7 +1311,7 @@ def train(args: Args) -> dict:
         if args.target_entropy is None:
             args.target_entropy = -float(env.action_dim)
         set_up_torch(args, device)
-        torch.set_num_threads(checkpoint["threads"] if checkpoint else int(os.environ.get("OMP_NUM_THREADS") or usable_cores()))
+        torch.set_num_threads(checkpoint["threads"] if checkpoint else default_threads())
         if args.compile and not compiler_works(device):
             warnings.warn("torch.compile does not work here (no compiler?): going on without it, slower.", stacklevel=1)
             args.compile = False
@@ -1322,16 +1345,17 @@ def caught_signals():
 def run_training(args, run_dir: Path, checkpoint: dict | None, env: FlatEnv, learner: Learner, stopped_by: list) -> dict:
     """The training loop, in a run directory held by this process."""
     eval_csv, train_csv, conditions = run_dir / "eval.csv", run_dir / "train.csv", eval_conditions(args)
-    step, elapsed, last, saved_step, saved_time = 0, 0.0, {}, None, time.time()
+    step, elapsed, last, tracker, saved_step, saved_time, is_saved = 0, 0.0, {}, None, None, time.time(), False
     episode = {"random_state": "", "actions": [], "return": 0.0}
     pending = []
     if checkpoint:
         step, elapsed, last, pending = (checkpoint[k] for k in ("global_step", "wall_seconds", "last_evaluation", "pending"))
-        episode, saved_step = {**checkpoint["episode"], "actions": list(checkpoint["episode"]["actions"].numpy())}, step
+        episode, saved_step = {**checkpoint["episode"], "actions": list(checkpoint["episode"]["actions"].clone().numpy())}, step
         for path, size in ((eval_csv, checkpoint["eval_bytes"]), (train_csv, checkpoint["train_bytes"])):
             if path.exists() and path.stat().st_size > size:
                 os.truncate(path, size)  # what came after the checkpoint will come again
         learner.load(checkpoint)
+        pending = [{k: v.clone() if torch.is_tensor(v) else v for k, v in e.items()} for e in pending]
     start = time.time() - elapsed
     bar = tqdm(total=args.total_timesteps, initial=step, unit="step", dynamic_ncols=True, smoothing=0.05,
                desc=run_dir.name[:40], mininterval=0.5 if sys.stderr.isatty() else 30)  # fmt: skip
@@ -1354,7 +1378,7 @@ def run_training(args, run_dir: Path, checkpoint: dict | None, env: FlatEnv, lea
             bar.set_postfix_str(text, refresh=False)
 
     def save() -> None:
-        nonlocal saved_step, saved_time
+        nonlocal saved_step, saved_time, is_saved
         learner.check_finite()
         actions = np.array(episode["actions"], np.float32).reshape(-1, env.action_dim)
         content = {
@@ -1368,14 +1392,16 @@ def run_training(args, run_dir: Path, checkpoint: dict | None, env: FlatEnv, lea
             **learner.content(step),
         }  # fmt: skip
         try:
+            is_saved = False
             write_whole(run_dir / "checkpoint.pt", lambda file: torch.save(content, file))
-            saved_step = step
+            saved_step, is_saved = step, True
         except (OSError, RuntimeError) as error:
             say(f"no checkpoint could be written at step {step} ({first_line(error)}); {last_good()}")
         saved_time = time.time()
 
-    tracker = start_tracking(args, run_dir, say) if args.track else None
     try:
+        if args.track:
+            tracker = start_tracking(args, run_dir, say)
         with Evaluator(args, seeds_for(args.seed, 0, args.eval_episodes), say) as evaluator:
             for evaluation in pending:
                 evaluator.submit(evaluation)
@@ -1384,6 +1410,7 @@ def run_training(args, run_dir: Path, checkpoint: dict | None, env: FlatEnv, lea
                 obs = env.replay_episode(episode["random_state"], episode["actions"])
                 if not np.array_equal(obs, checkpoint["obs"].numpy()):
                     say(f"{args.env_id} is not deterministic: the run goes on, but not exactly as it would have")
+                checkpoint.clear()  # lets go of the file, which the next checkpoint replaces
             else:
                 env.reset(seed=args.seed)
                 episode["random_state"] = env.random_state()
@@ -1428,21 +1455,21 @@ def run_training(args, run_dir: Path, checkpoint: dict | None, env: FlatEnv, lea
                     bar.set_description_str(run_dir.name[:40], refresh=False)
                 if time.time() - saved_time >= args.checkpoint_seconds:
                     save()
-            save()
+            if not stopped_by:
+                save()
             while evaluator.pending and not stopped_by:
                 bar.set_description_str(f"collecting {len(evaluator.pending)} evaluations")
                 finish(evaluator.poll(1.0))
-            if not stopped_by:
-                save()
+            save()
             completed = step == args.total_timesteps and not evaluator.pending
-        if saved_step != step:
+        if not is_saved:
             raise TrainingError("the final checkpoint could not be written")
         if completed and args.capture_video:
             try:
                 record_episode(args, learner.networks, learner.copy_of("actor"), last["best_beta"], run_dir, f"step-{step}")
             except UserError as error:
                 say(str(error))
-    except (TrainingError, OSError) as error:
+    except (TrainingError, OSError, torch.OutOfMemoryError) as error:
         raise TrainingError(f"stopped at step {step}: {first_line(error)}; {last_good()} in {run_dir}.") from None
     finally:
         bar.close()
@@ -1482,6 +1509,8 @@ def main() -> None:
             evaluate_run(args.evaluate, args.capture_video)
             return
         summary = train(args)
+    except KeyboardInterrupt:
+        sys.exit("interrupted")
     except (UserError, TrainingError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, UserError) else 1)

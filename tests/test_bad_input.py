@@ -35,6 +35,8 @@ WRONG = [
     (["--q-lr-warmup-end", "100"], r"q_lr_warmup_end is 100; it must be at least learning_starts, 200"),
     (["--bias-frequency", "150"], r"bias_frequency is 150; it must be a multiple of eval_frequency, 100"),
     (["--run-root", "/dev/null/runs"], r"run_root '/dev/null/runs' cannot be written"),
+    (["--run-name", "a" * 300], r"run_root 'runs' cannot be written: File name too long"),
+    (["--seed", "-1"], r"seed is -1; it must not be negative"),
     (["--run-name", "a/b"], r"run_name is 'a/b'; it must be a plain folder name"),
     (["--resume", "nowhere"], r"nowhere/config.json is missing or damaged; give the directory of a run"),
     (["--evaluate", "nowhere"], r"nowhere/checkpoint.pt does not exist"),
@@ -42,7 +44,7 @@ WRONG = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("arguments,sentence", WRONG, ids=[" ".join(a) for a, _ in WRONG])
+@pytest.mark.parametrize("arguments,sentence", WRONG, ids=[" ".join(a)[:40] for a, _ in WRONG])
 def test_wrong_arguments(cli, arguments, sentence):
     result = cli.run("--env-id", "Hopper-v4", *TINY, *arguments, code=2)
     (line,) = messages(result.stderr)
@@ -81,7 +83,7 @@ def test_damaged_and_foreign_checkpoints(cli):
     torch.save({**checkpoint, "script": "rac_td3"}, path)
     refused("was written by rac_td3.py; use that script", "--evaluate")
     torch.save({**checkpoint, "args": {**checkpoint["args"], "env_id": "Ant-v4"}}, path)  # same shapes, other environment
-    refused("is of another environment than its config.json", "--resume")
+    refused("different runs: env_id differs", "--resume")
     torch.save({**checkpoint, "obs_dim": 12}, path)
     refused("shapes", "--resume")
     torch.save({**checkpoint, "state": {**checkpoint["state"], "critic": torch.zeros(3)}}, path)

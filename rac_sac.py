@@ -234,8 +234,8 @@ def check_args(args: Args) -> Args:
           f"q_lr_warmup_end is {args.q_lr_warmup_end}; it must be at least learning_starts, {args.learning_starts}.")
     check(args.bias_frequency % args.eval_frequency == 0,
           f"bias_frequency is {args.bias_frequency}; it must be a multiple of eval_frequency, {args.eval_frequency}.")
-    check(args.run_name is None or Path(args.run_name).name == args.run_name,
-          f"run_name is {args.run_name!r}; it must be a plain folder name.")
+    check(args.run_name is None or (Path(args.run_name).name == args.run_name and len(args.run_name) <= 200),
+          f"run_name is {args.run_name!r}; it must be a plain folder name of at most 200 characters.")
     check(not args.cuda or torch.cuda.is_available(), "cuda was asked for, but PyTorch finds no CUDA device here.")
     return args
     # --- end shared ---

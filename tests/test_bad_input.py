@@ -35,7 +35,7 @@ WRONG = [
     (["--q-lr-warmup-end", "100"], r"q_lr_warmup_end is 100; it must be at least learning_starts, 200"),
     (["--bias-frequency", "150"], r"bias_frequency is 150; it must be a multiple of eval_frequency, 100"),
     (["--run-root", "/dev/null/runs"], r"run_root '/dev/null/runs' cannot be written"),
-    (["--run-name", "a" * 300], r"run_root 'runs' cannot be written: File name too long"),
+    (["--run-name", "a" * 300], r"must be a plain folder name of at most 200 characters"),
     (["--seed", "-1"], r"seed is -1; it must not be negative"),
     (["--run-name", "a/b"], r"run_name is 'a/b'; it must be a plain folder name"),
     (["--resume", "nowhere"], r"nowhere/config.json is missing or damaged; give the directory of a run"),

@@ -127,7 +127,7 @@ def test_seeds_and_workers(cli):
 def test_sigkill_and_resume_is_exact(cli):
     """Killed before the first checkpoint, between checkpoints and while evaluations pend: the same run in the end."""
     whole = cli.train("whole")
-    options = ("--checkpoint-seconds", "0.3")
+    options = ("--checkpoint-seconds", "0.05")
     process = cli.start("--env-id", "Hopper-v4", "--run-name", "cut", *TINY, *options)
     cut = cli.folder / "runs" / "cut"
     wait_until(lambda: rows_of(cut / "train.csv") > 3)

@@ -1479,8 +1479,13 @@ def run_training(args, run_dir: Path, checkpoint: dict | None, env: FlatEnv, lea
                 record_episode(args, learner.networks, learner.copy_of("actor"), last["best_beta"], run_dir, f"step-{step}")
             except UserError as error:
                 say(str(error))
-    except (TrainingError, OSError, torch.OutOfMemoryError) as error:
-        raise TrainingError(f"stopped at step {step}: {first_line(error)}; {last_good()} in {run_dir}.") from None
+    except Exception as error:
+        known = isinstance(error, TrainingError | OSError | torch.OutOfMemoryError)
+        if not known and not stopped_by:
+            raise
+        # Ctrl-C in a terminal also ends the compiler that torch has started: that step is not whole and cannot be saved.
+        what = first_line(error) if known else "interrupted in the middle of a step"
+        raise TrainingError(f"stopped at step {step}: {what}; {last_good()} in {run_dir}.") from None
     finally:
         bar.close()
         if tracker:

@@ -316,6 +316,24 @@ def test_no_compiler_falls_back_to_eager(cli):
     assert json.loads((cli.folder / "runs/run/config.json").read_text())["args"]["compile"] is False
 
 
+def test_interrupted_while_compiling(cli):
+    """Ctrl-C in a terminal goes to the compiler too."""
+    cli.env.update(TORCHINDUCTOR_CACHE_DIR=str(cli.folder.parent / "empty"))
+    arguments = [a for a in TINY if a != "--no-compile"]
+    process = cli.start("--env-id", "Pendulum-v1", "--run-name", "run", *arguments, start_new_session=True)
+
+    def compiling():
+        commands = [p.read_bytes() for p in Path("/proc").glob("[0-9]*/comm")]
+        return last_step(cli.folder / "runs/run/train.csv") >= 200 and b"cc1plus\n" in commands
+
+    wait_until(compiling)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode in (1, 128 + signal.SIGINT) and "Traceback" not in err
+    assert "the last good checkpoint is of step 0 in runs/run" in err or "go on with: python" in err
+    assert final_state(cli.folder / "runs/run")["global_step"] >= 0
+
+
 def test_compiled_run_resumes_exactly(cli):
     """Compiled, with the default deterministic settings, across processes."""
     arguments = [a for a in TINY if a != "--no-compile"]

@@ -55,8 +55,8 @@ from pathlib import Path
 from typing import Literal
 
 if __name__ == "__main__":
-    # Before torch loads OpenMP: a thread that waits for another spins for microseconds, not milliseconds. Costs nothing
-    # alone, and halves the time of a step where other programs take the cores.
+    # Before torch loads OpenMP: a thread that waits for another spins briefly before it sleeps. Costs nothing measurable
+    # alone, and gives the core to others sooner where other programs share it.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 import filelock
@@ -1034,7 +1034,7 @@ class Evaluator:
         worker["process"].kill()
         worker["process"].join()
         name = f"evaluation worker {index} (process {worker['process'].pid}) died with exit code {worker['process'].exitcode}"
-        if self.deaths > 3 * max(len(self.workers), 1):
+        if self.deaths > 3 * self.args.eval_workers:
             raise TrainingError(f"{name}, after {self.deaths - 1} other deaths of evaluation workers")
         self.say(f"{name}; its evaluation is repeated")
         self.tasks.extendleft(reversed([task for task in worker["tasks"] if task]))

@@ -31,6 +31,7 @@ import csv
 import ctypes
 import dataclasses
 import difflib
+import functools
 import importlib.metadata
 import json
 import math
@@ -55,9 +56,9 @@ from pathlib import Path
 from typing import Literal
 
 if __name__ == "__main__":
-    # Before torch loads OpenMP: a thread that waits for another spins briefly before it sleeps. Costs nothing measurable
-    # alone, and gives the core to others sooner where other programs share it.
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    # Before torch loads OpenMP: a thread that waits for another spins briefly, then sleeps and leaves its core to the
+    # evaluation workers. benchmark/SPEED.md: a longer spin wastes their core, a shorter one slows training alone.
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 import filelock
 import gymnasium as gym
@@ -431,6 +432,12 @@ class FlatNetwork:
         padded = [F.pad(tensors[name].reshape(-1), (0, -shape.numel() % 16)) for name, _, shape in self.layout]
         return torch.cat(padded) if padded else torch.zeros(0)
 
+    def bind(self, flat: torch.Tensor) -> nn.Module:
+        """The module with its parameters in the flat vector (P,): for many calls with the same ones."""
+        for name, view in self.views(flat).items():
+            self.module.get_parameter(name).data = view
+        return self.module
+
     def __call__(self, parameters: dict[str, torch.Tensor], *inputs: torch.Tensor):
         return functional_call(self.module, parameters, inputs)
 # --- end shared ---
@@ -544,18 +551,25 @@ class Learner:
         self.state["size"] = torch.zeros((), dtype=torch.float64)  # a tensor: a captured graph must see it grow
         self.state = {name: tensor.to(device) for name, tensor in self.state.items()}
         width = 2 * obs_dim + action_dim + 2
+        size, there = args.buffer_size * width * 4, memory_of(device)
         try:
+            if size > there:  # the system promises memory that it does not have, and kills the run when it is used
+                raise MemoryError
             self.replay = torch.empty(args.buffer_size, width, device=device)
         except (RuntimeError, MemoryError):
-            size = args.buffer_size * width * 4 / 2**30
-            raise UserError(f"a replay of {size:.1f} GiB (buffer_size {args.buffer_size}) does not fit on {device}.") from None
+            raise UserError(f"a replay of {size / 2**30:.1f} GiB (buffer_size {args.buffer_size}) does not fit on {device}, "
+                            f"which has {there / 2**30:.1f} GiB; choose a smaller buffer_size.") from None
         cuda = device.type == "cuda"
         self.row = torch.empty(width, pin_memory=cuda)
         self.host_obs = torch.empty(1, obs_dim, pin_memory=cuda)
         self.obs = torch.zeros(1, obs_dim, device=device)
         self.action = torch.zeros(action_dim + 1, device=device)
         self.generator = torch.Generator(device).manual_seed(args.seed)
-        wrap = (lambda f: torch.compile(f, fullgraph=True, dynamic=False)) if args.compile else (lambda f: f)
+        # Without that option the CPU compiler fuses loops that share nothing but their ranges: where the batch size equals
+        # hidden_dim, the last layer's weight gradient then walks its input against the grain.
+        options = {"cpp.max_horizontal_fusion_size": 1}
+        compiled = functools.partial(torch.compile, fullgraph=True, dynamic=False, options=options)
+        wrap = compiled if args.compile else (lambda f: f)
         self.prepare_targets, self.update_critics = wrap(prepare_targets), wrap(update_critics)
         self.update_actor = wrap(update_actor)
         self.update_temperature = wrap(update_temperature)
@@ -785,24 +799,24 @@ def eval_conditions(args: Args) -> list[float]:
     return [args.eval_beta_max * (i / args.num_eval_policies) for i in range(1, args.num_eval_policies + 1)]
 
 
-@torch.no_grad()
-def policy(networks: dict, actor: torch.Tensor, obs: np.ndarray, beta: float, noise: np.ndarray | None = None):
-    """The policy of one beta: actor (P,), obs (B, O) -> action (B, A) in [-1, 1], log_prob (B,), as numpy.
+@torch.inference_mode()
+def policy(actor: nn.Module, obs: np.ndarray, beta: float, noise: np.ndarray | None = None):
+    """The policy of one beta: obs (B, O) -> action (B, A) in [-1, 1], log_prob (B,), as numpy.
 
-    With noise (B, A) it is stochastic; without, it plays tanh(mean) and log_prob is of no use.
+    With noise (B, A) it is stochastic; without, it plays tanh(mean) and log_prob is None.
     """
-    log_beta = torch.full((len(obs), 1), math.log(beta))
-    mean, log_std = networks["actor"](networks["actor"].views(actor), torch.from_numpy(obs), log_beta)
-    action, log_prob = squashed_gaussian(mean, log_std, torch.zeros_like(mean) if noise is None else torch.from_numpy(noise))
+    mean, log_std = actor(torch.from_numpy(obs), torch.full((len(obs), 1), math.log(beta)))
+    if noise is None:
+        return mean.tanh().numpy(), None
+    action, log_prob = squashed_gaussian(mean, log_std, torch.from_numpy(noise))
     return action.numpy(), log_prob.numpy()
 
 
-@torch.no_grad()
-def mean_q(networks: dict, critic: torch.Tensor, obs: np.ndarray, action: np.ndarray, beta: float) -> np.ndarray:
-    """The ensemble's mean: critic (P,), obs (B, O), action (B, A) -> (B,)."""
+@torch.inference_mode()
+def mean_q(critic: nn.Module, obs: np.ndarray, action: np.ndarray, beta: float) -> np.ndarray:
+    """The ensemble's mean: obs (B, O), action (B, A) -> (B,)."""
     log_beta = torch.full((len(obs), 1), math.log(beta))
-    q = networks["critic"](networks["critic"].views(critic), torch.from_numpy(obs), torch.from_numpy(action), log_beta)
-    return q.mean(0).numpy()
+    return critic(torch.from_numpy(obs), torch.from_numpy(action), log_beta).mean(0).numpy()
 
 
 @torch.no_grad()
@@ -822,7 +836,7 @@ def seeds_for(seed: int, purpose: int, count: int) -> list[int]:
     return [int(s) for s in np.random.SeedSequence([seed, purpose]).generate_state(count)]
 
 
-def play_returns(envs, networks, actor, condition, seeds) -> np.ndarray:
+def play_returns(envs, actor, condition, seeds) -> np.ndarray:
     """Undiscounted returns (E,) of one deterministic episode from each seed, all E in step.
 
     The batch keeps its size when episodes end: another batch size would change the last bits of the actions.
@@ -830,7 +844,7 @@ def play_returns(envs, networks, actor, condition, seeds) -> np.ndarray:
     obs = np.stack([env.reset(seed=seed) for env, seed in zip(envs, seeds, strict=True)])
     returns, running = np.zeros(len(envs)), np.ones(len(envs), bool)
     while running.any():
-        actions, _ = policy(networks, actor, obs, condition)
+        actions, _ = policy(actor, obs, condition)
         for i in np.flatnonzero(running):
             obs[i], reward, terminated, truncated = envs[i].step(actions[i])
             returns[i] += reward
@@ -838,7 +852,7 @@ def play_returns(envs, networks, actor, condition, seeds) -> np.ndarray:
     return returns
 
 
-def measure_bias(env, endless_envs, networks, actor, critic, condition, alpha, gamma, seed) -> tuple[float, float]:
+def measure_bias(env, endless_envs, actor, critic, condition, alpha, gamma, seed) -> tuple[float, float]:
     """Mean and std over pairs of the normalised value bias (equation 22) of the policy `condition`.
 
     `env` has its time limit, `endless_envs` (one for each continuation) have none; alpha is the policy's temperature.
@@ -849,19 +863,19 @@ def measure_bias(env, endless_envs, networks, actor, critic, condition, alpha, g
         obs = env.reset(seed=seed + episode)
         while not done and len(pairs) < BIAS_PAIRS:
             noise = rng.standard_normal((1, env.action_dim), np.float32)
-            action, _ = policy(networks, actor, obs[None], condition, noise)
+            action, _ = policy(actor, obs[None], condition, noise)
             actions = [*actions, action[0]]
-            pairs.append((seed + episode, actions, mean_q(networks, critic, obs[None], action, condition)[0]))
+            pairs.append((seed + episode, actions, mean_q(critic, obs[None], action, condition)[0]))
             obs, _, terminated, truncated = env.step(action[0])
             done = terminated or truncated
     chosen = [pairs[i] for i in rng.choice(BIAS_PAIRS, BIAS_CHOSEN, replace=False)]
-    returns = np.array([monte_carlo_return(endless_envs, networks, actor, condition, alpha, gamma, episode_seed, actions, rng)
+    returns = np.array([monte_carlo_return(endless_envs, actor, condition, alpha, gamma, episode_seed, actions, rng)
                         for episode_seed, actions, _ in chosen])  # fmt: skip
     bias = (np.array([float(q) for _, _, q in chosen]) - returns) / abs(returns.mean())
     return float(bias.mean()), float(bias.std())
 
 
-def monte_carlo_return(envs, networks, actor, condition, alpha, gamma, episode_seed, actions, rng) -> float:
+def monte_carlo_return(envs, actor, condition, alpha, gamma, episode_seed, actions, rng) -> float:
     """Mean discounted return of len(envs) continuations of a state-action pair, reached by repeating its episode.
 
     From the second step on a continuation's return includes -alpha log pi, which is what a soft Q predicts.
@@ -881,11 +895,11 @@ def monte_carlo_return(envs, networks, actor, condition, alpha, gamma, episode_s
         if not running.any():
             break
         discount *= gamma
-        batch, log_prob = policy(networks, actor, obs, condition, rng.standard_normal((len(envs), len(actions[0])), np.float32))
+        batch, log_prob = policy(actor, obs, condition, rng.standard_normal((len(envs), len(actions[0])), np.float32))
     return float(returns.mean())
 
 
-def record_episode(args: Args, networks, actor, condition, run_dir: Path, name: str) -> None:
+def record_episode(args: Args, actor, condition, run_dir: Path, name: str) -> None:
     """One deterministic episode into run_dir/videos, rendered off screen; raises UserError if it cannot be."""
     if sys.platform == "linux" and not os.environ.get("DISPLAY"):
         os.environ.setdefault("MUJOCO_GL", "egl")
@@ -895,7 +909,7 @@ def record_episode(args: Args, networks, actor, condition, run_dir: Path, name: 
             warnings.simplefilter("ignore")
             env.env = gym.wrappers.RecordVideo(env.env, str(run_dir / "videos"), name_prefix=f"{name}-beta-{condition:.4g}",
                                                disable_logger=True)  # fmt: skip
-            play_returns([env], networks, actor, condition, seeds_for(args.seed, 0, 1))
+            play_returns([env], actor, condition, seeds_for(args.seed, 0, 1))
             env.env.close()
     except Exception as error:  # drivers, codecs and renderers fail in their own ways
         raise UserError(f"no video could be recorded: {first_line(error)}.") from None
@@ -905,7 +919,7 @@ def work(connection, args: Args, conditions: list[float], seeds: list[int]) -> N
     """A worker process: plays the tasks that come through the pipe, one at a time, until the pipe closes."""
     torch.set_num_threads(1)
     if hasattr(os, "nice"):
-        os.nice(19)  # training goes first: its threads wait for each other, so one slow thread stops them all
+        os.nice(10)  # training goes first: its threads wait for each other; at 19 the workers would starve
     tasks, envs, endless_envs = queue.SimpleQueue(), [], []
 
     def receive() -> None:
@@ -925,12 +939,12 @@ def work(connection, args: Args, conditions: list[float], seeds: list[int]) -> N
                 envs = [FlatEnv(args.env_id) for _ in range(args.eval_episodes)]
                 networks = build_networks(args, envs[0].obs_dim, envs[0].action_dim)
             if kind == "returns":
-                result = play_returns(envs, networks, torch.from_numpy(actor), conditions[i], seeds)
+                result = play_returns(envs, networks["actor"].bind(torch.from_numpy(actor)), conditions[i], seeds)
             else:
                 endless_envs = endless_envs or [FlatEnv(args.env_id, max_episode_steps=-1) for _ in range(BIAS_CONTINUATIONS)]
-                weights = torch.from_numpy(actor), torch.from_numpy(critic)
+                bound = [networks[name].bind(torch.from_numpy(w)) for name, w in (("actor", actor), ("critic", critic))]
                 seed = seeds_for(args.seed, 2 + step, 1)[0]
-                result = measure_bias(envs[0], endless_envs, networks, *weights, conditions[i], alpha, args.gamma, seed)
+                result = measure_bias(envs[0], endless_envs, *bound, conditions[i], alpha, args.gamma, seed)
         except Exception as error:
             result = f"the evaluation of step {step} failed: {first_line(error)}"
         connection.send(((step, kind, i), result))
@@ -1191,14 +1205,15 @@ def load_policy(run_dir: str | Path):
     """
     checkpoint = load_checkpoint(run_dir)
     networks = build_networks(Args(**checkpoint["args"]), checkpoint["obs_dim"], checkpoint["action_dim"])
-    actor, best = checkpoint["state"]["actor"].clone(), checkpoint["last_evaluation"].get("best_beta")
+    actor = networks["actor"].bind(checkpoint["state"]["actor"].clone())
+    best = checkpoint["last_evaluation"].get("best_beta")
     low, high = checkpoint["action_low"].numpy().copy(), checkpoint["action_high"].numpy().copy()
 
     def act(obs: np.ndarray, beta: float | None = best) -> np.ndarray:
         if beta is None:
             raise UserError("this run has not finished an evaluation yet; name the beta to play.")
         obs = np.asarray(obs, np.float32)
-        action = rescale_action(policy(networks, actor, np.atleast_2d(obs), beta)[0], low, high)
+        action = rescale_action(policy(actor, np.atleast_2d(obs), beta)[0], low, high)
         return action[0] if obs.ndim == 1 else action
 
     return act
@@ -1247,6 +1262,13 @@ def wandb_names(row: dict) -> dict:
     prefix = "eval/" if "best_return" in row else "losses/"
     named = {charts.get(k, prefix + k): v for k, v in row.items() if v is not None and k not in ("step", "wall_seconds")}
     return {"global_step": row["step"], "charts/wall_seconds": row["wall_seconds"], **named}
+
+
+def memory_of(device: torch.device) -> float:
+    """Bytes of memory that the device has; infinity where the system does not tell."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else math.inf
 
 
 def compiler_works(device: torch.device) -> bool:
@@ -1476,7 +1498,8 @@ def run_training(args, run_dir: Path, checkpoint: dict | None, env: FlatEnv, lea
             raise TrainingError("the final checkpoint could not be written")
         if completed and args.capture_video:
             try:
-                record_episode(args, learner.networks, learner.copy_of("actor"), last["best_beta"], run_dir, f"step-{step}")
+                actor = learner.networks["actor"].bind(learner.copy_of("actor"))
+                record_episode(args, actor, last["best_beta"], run_dir, f"step-{step}")
             except UserError as error:
                 say(str(error))
     except Exception as error:
@@ -1512,7 +1535,7 @@ def evaluate_run(run_dir: str, capture_video: bool) -> None:
         print(f"{condition:10.4f} {returns.mean():10.1f} {returns.std():9.1f}{mark}")
     if capture_video:
         networks = build_networks(args, checkpoint["obs_dim"], checkpoint["action_dim"])
-        record_episode(args, networks, state["actor"], best, Path(run_dir), f"evaluate-step-{step}")
+        record_episode(args, networks["actor"].bind(state["actor"]), best, Path(run_dir), f"evaluate-step-{step}")
         print(f"recorded beta {best:.4g} in {Path(run_dir) / 'videos'}")
 
 

@@ -38,6 +38,7 @@ WRONG = [
     (["--run-name", "a" * 300], r"must be a plain folder name of at most 200 characters"),
     (["--seed", "-1"], r"seed is -1; it must not be negative"),
     (["--run-name", "a/b"], r"run_name is 'a/b'; it must be a plain folder name"),
+    (["--buffer-size", "1000000000000"], r"a replay of \d+\.\d GiB \(buffer_size 1000000000000\) does not fit on cpu, which has"),
     (["--resume", "nowhere"], r"nowhere/config.json is missing or damaged; give the directory of a run"),
     (["--evaluate", "nowhere"], r"nowhere/checkpoint.pt does not exist"),
     (["--no-autotune", "--alpha", "-1"], r"alpha is -1.0; it must be finite and not negative"),

@@ -303,15 +303,15 @@ def test_policy_of_the_workers_equals_the_networks():
     x = np.hstack([obs, np.full((10, 1), np.log(beta))])
     to_mean, to_log_std = numpy_actor(learner)
     mean, std = reference.relu_network(to_mean, x)[-1], np.exp(reference.relu_network(to_log_std, x)[-1])
-    actor = learner.copy_of("actor")
-    np.testing.assert_allclose(rac_sac.policy(learner.networks, actor, obs, beta)[0], np.tanh(mean), atol=1e-6)
-    action, log_prob = rac_sac.policy(learner.networks, actor, obs, beta, noise)
+    actor, critic = (learner.networks[name].bind(learner.copy_of(name)) for name in ("actor", "critic"))
+    np.testing.assert_allclose(rac_sac.policy(actor, obs, beta)[0], np.tanh(mean), atol=1e-6)
+    action, log_prob = rac_sac.policy(actor, obs, beta, noise)
     u = mean + std * noise
     np.testing.assert_allclose(action, np.tanh(u), atol=1e-6)
     np.testing.assert_allclose(log_prob, reference.squashed_log_prob(u, mean, std), rtol=1e-4, atol=1e-5)
     x = np.hstack([obs, action, np.full((10, 1), np.log(beta))])
     q = np.mean([reference.relu_network(m, x)[-1][:, 0] for m in numpy_members(learner)], 0)
-    np.testing.assert_allclose(rac_sac.mean_q(learner.networks, learner.copy_of("critic"), obs, action, beta), q, atol=1e-6)
+    np.testing.assert_allclose(rac_sac.mean_q(critic, obs, action, beta), q, atol=1e-6)
 
 
 # ------------------------------------------------------------------------------------------------ optimiser and schedule
@@ -398,16 +398,23 @@ def test_exploration_uses_fresh_small_betas():
 
 
 # ----------------------------------------------------------------------------------------------------- compiled functions
-@pytest.mark.parametrize("device", DEVICES)
-def test_compiled_equals_eager(device):
+WAYS = [("cpu", True, False)]  # device, compile, cudagraphs
+if torch.cuda.is_available():
+    WAYS += [("cuda", True, False), ("cuda", False, True), ("cuda", True, True)]
+
+
+@pytest.mark.parametrize("device,compile,cudagraphs", WAYS)
+def test_fast_ways_equal_eager(device, compile, cudagraphs):
     """On the same transitions and noise: the gradient to 1e-5, the parameters after 50 steps to 1e-3."""
-    learners = [make_learner(device, compile=c, cudagraphs=c, hidden_dim=32, utd=2) for c in (False, True)]
+    learners = [make_learner(device, compile=compile and fast, cudagraphs=cudagraphs and fast, hidden_dim=32, utd=2)
+                for fast in (False, True)]  # fmt: skip
     for steps, bounds in ((1, {"critic_m": 1e-5, "actor_m": 1e-5, "temperature_m": 1e-5}),
                           (49, {"critic": 1e-3, "target": 1e-3, "actor": 1e-3, "temperature": 1e-3})):  # fmt: skip
         for learner in learners:
             for i in range(steps):
                 learner.update(50 + i)
-        eager, compiled = (learner.state for learner in learners)
+        eager, fast = (learner.state for learner in learners)
         for name, bound in bounds.items():
-            assert reference.relative_error(compiled[name].cpu(), eager[name].cpu()) < bound, (steps, name)
-    assert eager["critic_count"].item() == compiled["critic_count"].item() == 100
+            assert reference.relative_error(fast[name].cpu(), eager[name].cpu()) < bound, (steps, name)
+    assert eager["critic_count"].item() == fast["critic_count"].item() == 100
+    assert (learners[1].update_graph is not None) == cudagraphs

@@ -1,0 +1,125 @@
+"""What evaluation costs: its core-seconds, its share of a run, and what it takes from training beside it.
+
+    python benchmark/evaluation_cost.py
+
+First, for each environment: the core-seconds of one evaluation of the full protocol (H policies, 10 episodes each) whose
+episodes all last 1000 steps, so an upper bound, and their share of all core-seconds of a run that evaluates every
+eval_frequency steps. Then, in the first environment, rounds of training steps alone and with an evaluation beside them:
+what the evaluation takes from training, in core-seconds, over the processor time that its workers used. 1.00 is an
+evaluation that costs exactly its own work. The untrained policy must not fall in that environment (Ant-v4 stands).
+"""
+
+import os
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from throughput import STEP, Options, first_update, make_learner, processor, table, time_block  # isort: skip (sets OpenMP up)
+
+import torch
+import tyro
+
+
+@dataclass
+class CostOptions:
+    script: str = "rac_sac"
+    """the script to measure"""
+    env_ids: tuple[str, ...] = ("Ant-v4", "Humanoid-v4", "Walker2d-v4", "Hopper-v4")
+    """MuJoCo environments that can be told not to end when the body falls"""
+    rounds: int = 5
+    """rounds of training alone and with an evaluation beside it"""
+    policies: int = 2
+    """policies of the evaluation beside training"""
+
+
+def core_seconds(module, env_id: str, rounds: int) -> tuple[float, float]:
+    """Of one policy's 10 episodes of 1000 steps each; and the part of it that MuJoCo itself takes."""
+    import mujoco
+
+    args = module.check_args(module.Args(env_id=env_id))
+    envs = [module.FlatEnv(env_id, terminate_when_unhealthy=False) for _ in range(args.eval_episodes)]
+    networks = module.build_networks(args, envs[0].obs_dim, envs[0].action_dim)
+    actor = networks["actor"].bind(networks["actor"].pack(dict(networks["actor"].module.named_parameters())))
+    condition = module.eval_conditions(args)[0]
+    whole, physics = [], []
+    original = mujoco.mj_step
+
+    def clocked(*arguments, **options):
+        start = time.perf_counter()
+        original(*arguments, **options)
+        physics[-1] += time.perf_counter() - start
+
+    for _ in range(rounds):
+        physics.append(0.0)
+        mujoco.mj_step = clocked
+        start = time.process_time()
+        module.play_returns(envs, actor, condition, range(args.eval_episodes))
+        whole.append(time.process_time() - start)
+        mujoco.mj_step = original
+    return statistics.median(whole), statistics.median(physics)
+
+
+def processor_seconds(pid: int) -> float:
+    """Processor time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def beside_training(options: CostOptions) -> None:
+    """Print the cost of an evaluation to the training beside it, over its workers' processor time."""
+    module, _, learner = make_learner(options.script, Options(env_id=options.env_ids[0]))
+    first_update(learner)
+    args = learner.args
+    args.num_eval_policies, cores, ratios = options.policies, module.usable_cores(), []
+    with module.Evaluator(args, list(range(args.eval_episodes)), print) as evaluator:
+
+        def evaluate() -> tuple[int, float, float]:
+            """Training steps, seconds and workers' seconds while one evaluation runs."""
+            used = sum(processor_seconds(worker["process"].pid) for worker in evaluator.workers)
+            evaluator.submit({"step": STEP, "actor": learner.copy_of("actor"), "critic": None,
+                              "alphas": [0.0] * options.policies})  # fmt: skip
+            start, steps = time.perf_counter(), 0
+            while not evaluator.poll():
+                learner.update(STEP)
+                steps += 1
+            wall = time.perf_counter() - start
+            return steps, wall, sum(processor_seconds(worker["process"].pid) for worker in evaluator.workers) - used
+
+        actor = learner.state["actor"].clone()
+        evaluate()  # burn-in: the workers start
+        for _ in range(options.rounds):
+            learner.state["actor"].copy_(actor)  # the untrained policy, which does not fall
+            before = time_block(learner, 20)
+            learner.state["actor"].copy_(actor)
+            steps, wall, used = evaluate()
+            alone = (before + time_block(learner, 20)) / 2
+            ratios.append((wall - steps * alone) * cores / used)
+            print(f"alone {1e3 * alone:.0f} ms per step, beside the evaluation {1e3 * wall / steps:.0f} ms; it used {used:.1f} "
+                  f"core-s and took {(wall - steps * alone) * cores:.1f} from training: ratio {ratios[-1]:.2f}", flush=True)
+    print(f"median ratio {statistics.median(ratios):.2f} ({cores} cores, {args.eval_workers} evaluation workers)")
+
+
+def main() -> None:
+    options = tyro.cli(CostOptions, description=__doc__)
+    print(f"{processor()}, {time.strftime('%Y-%m-%d %H:%M')}\n", flush=True)
+    rows = []
+    for env_id in options.env_ids:
+        module, _, learner = make_learner(options.script, Options(env_id=env_id))
+        args, cores = learner.args, module.usable_cores()
+        first_update(learner)
+        step = statistics.median(time_block(learner, 5) for _ in range(5))
+        torch.set_num_threads(1)
+        one, physics = core_seconds(module, env_id, options.rounds)
+        evaluation = one * args.num_eval_policies
+        share = evaluation / (evaluation + args.eval_frequency * step * cores)
+        rows.append((env_id, 1e6 * one / 1000 / args.eval_episodes, f"{100 * physics / one:.0f} %", evaluation, 1e3 * step,
+                     f"{100 * share:.1f} %"))  # fmt: skip
+    header = ("environment", "us per simulated step", "MuJoCo's part", "core-s per evaluation", "ms per training step",
+              "evaluation's share of a run")  # fmt: skip
+    print(table(header, rows) + "\n", flush=True)
+    beside_training(options)
+
+
+if __name__ == "__main__":
+    main()

@@ -20,8 +20,8 @@ appendix B of the paper). Evaluation tries twelve betas and takes the best.
 
     python rac_sac.py --env-id Ant-v4 --utd 20
 
-220 ms per environment step (20 critic updates, N = 10, Ant-v4) on 2 cores of an AMD EPYC, 1.5 times the time of its matrix
-products alone. Hopper-v4 passed a return of 1000 at 10 000 steps and of 2000 at 17 000 (one seed).
+240 ms per environment step (20 critic updates, N = 10, Ant-v4) on 2 cores of an AMD EPYC with AVX2, 1.4 times the time of
+its matrix products alone. Hopper-v4 passed a return of 1000 at 10 000 steps and of 2000 at 17 000 (one seed).
 """
 
 # --- shared: imports ---
@@ -73,6 +73,7 @@ from tqdm import tqdm
 
 # --- end shared ---
 
+CONDITION = "beta"  # what the policies of the family are told apart by
 BETA_MIN = 1e-7  # lower end of U1 and U2; log(beta) must stay finite
 
 
@@ -223,18 +224,21 @@ def check_args(args: Args) -> Args:
     check(args.explore_beta_max <= args.train_beta_max,
           f"explore_beta_max is {args.explore_beta_max}; it must not exceed train_beta_max, {args.train_beta_max}.")
     check(args.num_critics >= 2, f"num_critics is {args.num_critics}; a standard deviation needs at least 2.")
+    check(math.isfinite(args.alpha) and args.alpha >= 0, f"alpha is {args.alpha}; it must be finite and not negative.")
     # --- shared: argument checks ---
-    for field in ("utd", "batch_size", "hidden_dim", "num_eval_policies", "eval_episodes", "eval_frequency", "eval_workers"):
+    has = [field.name for field in dataclasses.fields(args)]
+    counts = ("utd", "batch_size", "hidden_dim", "num_eval_policies", "eval_episodes", "eval_frequency", "eval_workers")
+    for field in [name for name in counts if name in has]:
         check(getattr(args, field) >= 1, f"{field} is {getattr(args, field)}; it must be at least 1.")
     for field in ("gamma", "tau"):
         check(0 < getattr(args, field) <= 1, f"{field} is {getattr(args, field)}; it must be in (0, 1].")
     for field in ("learning_starts", "bias_frequency", "seed", "checkpoint_seconds"):
         check(getattr(args, field) >= 0, f"{field} is {getattr(args, field)}; it must not be negative.")
-    for field in [f.name for f in dataclasses.fields(args) if f.name.endswith("_lr")] + ["q_lr_init", "alpha"]:
+    for field in [name for name in has if name.endswith(("_lr", "_lr_init", "_noise", "_clip"))]:
         value = getattr(args, field)
         check(math.isfinite(value) and value >= 0, f"{field} is {value}; it must be finite and not negative.")
     check(args.seed < 2**63, f"seed is {args.seed}; it must be below 2**63.")
-    for field in ("initial_log_alpha", "target_entropy"):
+    for field in [name for name in ("initial_log_alpha", "target_entropy") if name in has]:
         value = getattr(args, field)
         check(value is None or math.isfinite(value), f"{field} is {value}; it must be finite.")
     smallest = max(args.learning_starts, args.batch_size)
@@ -279,7 +283,7 @@ class EnsembleLinear(nn.Module):
 
 
 class Critic(nn.Module):
-    """An ensemble of N critics Q_i(s, a, beta) with two hidden layers each."""
+    """An ensemble of N critics Q_i with two hidden layers each."""
 
     def __init__(self, num_critics: int, obs_dim: int, action_dim: int, hidden_dim: int, condition_dim: int = 1):
         super().__init__()
@@ -288,7 +292,7 @@ class Critic(nn.Module):
         self.layer3 = EnsembleLinear(num_critics, hidden_dim, 1)
 
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
-        """obs (B, O), action (B, A), log_beta (B, 1) -> (N, B)."""
+        """obs (B, O), action (B, A) and the logarithm of the condition (B, 1), where there is one -> (N, B)."""
         x = F.relu(self.layer1(torch.cat(inputs, 1)))  # (N, B, hidden)
         x = F.relu(self.layer2(x))  # (N, B, hidden)
         return self.layer3(x).squeeze(2)  # (N, B)
@@ -510,6 +514,8 @@ def update_temperature(networks, state, rows, beta, noise, scales, target_entrop
 
 
 METRICS = ("qf_loss", "qf_values", "qf_std", "updates", "actor_loss", "alpha", "entropy", "alpha_loss")
+COMPILED = (prepare_targets, update_critics, update_actor, update_temperature)
+PER_POLICY = ("return", "alpha")  # what eval.csv holds of every evaluated policy
 
 
 def build_networks(args: Args, obs_dim: int, action_dim: int) -> dict:
@@ -570,9 +576,8 @@ class Learner:
         options = {"cpp.max_horizontal_fusion_size": 1}
         compiled = functools.partial(torch.compile, fullgraph=True, dynamic=False, options=options)
         wrap = compiled if args.compile else (lambda f: f)
-        self.prepare_targets, self.update_critics = wrap(prepare_targets), wrap(update_critics)
-        self.update_actor = wrap(update_actor)
-        self.update_temperature = wrap(update_temperature)
+        for function in COMPILED:
+            setattr(self, function.__name__, wrap(function))
         self.use_graphs = cuda and args.cudagraphs
         self.act_graph = self.update_graph = None
 
@@ -819,11 +824,16 @@ def mean_q(critic: nn.Module, obs: np.ndarray, action: np.ndarray, beta: float) 
     return critic(torch.from_numpy(obs), torch.from_numpy(action), log_beta).mean(0).numpy()
 
 
+def measured_policy(args: Args, actor: nn.Module, obs: np.ndarray, beta: float, noise: np.ndarray, continuing: bool):
+    """The policy of which the value bias is measured, while collecting pairs and in their continuations: stochastic."""
+    return policy(actor, obs, beta, noise)
+
+
 @torch.no_grad()
-def alphas(networks: dict, temperature: torch.Tensor, conditions: list[float]) -> list[float]:
-    """alpha(beta_i) of the evaluated betas; temperature (P,)."""
-    log_beta = torch.tensor(conditions).log()[:, None]
-    return networks["temperature"](networks["temperature"].views(temperature), log_beta).exp().tolist()
+def alphas(learner: Learner, conditions: list[float]) -> list[float]:
+    """alpha(beta_i) of the evaluated betas."""
+    temperature, log_beta = learner.networks["temperature"], torch.tensor(conditions).log()[:, None]
+    return temperature(temperature.views(learner.copy_of("temperature")), log_beta).exp().tolist()
 
 
 # --- shared: evaluation ---
@@ -852,7 +862,7 @@ def play_returns(envs, actor, condition, seeds) -> np.ndarray:
     return returns
 
 
-def measure_bias(env, endless_envs, actor, critic, condition, alpha, gamma, seed) -> tuple[float, float]:
+def measure_bias(args, env, endless_envs, actor, critic, condition, alpha, seed) -> tuple[float, float]:
     """Mean and std over pairs of the normalised value bias (equation 22) of the policy `condition`.
 
     `env` has its time limit, `endless_envs` (one for each continuation) have none; alpha is the policy's temperature.
@@ -863,22 +873,23 @@ def measure_bias(env, endless_envs, actor, critic, condition, alpha, gamma, seed
         obs = env.reset(seed=seed + episode)
         while not done and len(pairs) < BIAS_PAIRS:
             noise = rng.standard_normal((1, env.action_dim), np.float32)
-            action, _ = policy(actor, obs[None], condition, noise)
+            action, _ = measured_policy(args, actor, obs[None], condition, noise, continuing=False)
             actions = [*actions, action[0]]
             pairs.append((seed + episode, actions, mean_q(critic, obs[None], action, condition)[0]))
             obs, _, terminated, truncated = env.step(action[0])
             done = terminated or truncated
     chosen = [pairs[i] for i in rng.choice(BIAS_PAIRS, BIAS_CHOSEN, replace=False)]
-    returns = np.array([monte_carlo_return(endless_envs, actor, condition, alpha, gamma, episode_seed, actions, rng)
+    returns = np.array([monte_carlo_return(args, endless_envs, actor, condition, alpha, episode_seed, actions, rng)
                         for episode_seed, actions, _ in chosen])  # fmt: skip
     bias = (np.array([float(q) for _, _, q in chosen]) - returns) / abs(returns.mean())
     return float(bias.mean()), float(bias.std())
 
 
-def monte_carlo_return(envs, actor, condition, alpha, gamma, episode_seed, actions, rng) -> float:
+def monte_carlo_return(args, envs, actor, condition, alpha, episode_seed, actions, rng) -> float:
     """Mean discounted return of len(envs) continuations of a state-action pair, reached by repeating its episode.
 
-    From the second step on a continuation's return includes -alpha log pi, which is what a soft Q predicts.
+    From the second step on a continuation's return includes -alpha log pi, which is what a soft Q predicts (alpha is 0
+    where Q is not soft).
     """
     returns, running, discount = np.zeros(len(envs)), np.ones(len(envs), bool), 1.0
     for env in envs:
@@ -894,8 +905,9 @@ def monte_carlo_return(envs, actor, condition, alpha, gamma, episode_seed, actio
             running[i] = not terminated
         if not running.any():
             break
-        discount *= gamma
-        batch, log_prob = policy(actor, obs, condition, rng.standard_normal((len(envs), len(actions[0])), np.float32))
+        discount *= args.gamma
+        noise = rng.standard_normal((len(envs), len(actions[0])), np.float32)
+        batch, log_prob = measured_policy(args, actor, obs, condition, noise, continuing=True)
     return float(returns.mean())
 
 
@@ -907,8 +919,8 @@ def record_episode(args: Args, actor, condition, run_dir: Path, name: str) -> No
         env = FlatEnv(args.env_id, render_mode="rgb_array")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            env.env = gym.wrappers.RecordVideo(env.env, str(run_dir / "videos"), name_prefix=f"{name}-beta-{condition:.4g}",
-                                               disable_logger=True)  # fmt: skip
+            name = f"{name}-{CONDITION}-{condition:.4g}"
+            env.env = gym.wrappers.RecordVideo(env.env, str(run_dir / "videos"), name_prefix=name, disable_logger=True)
             play_returns([env], actor, condition, seeds_for(args.seed, 0, 1))
             env.env.close()
     except Exception as error:  # drivers, codecs and renderers fail in their own ways
@@ -944,7 +956,7 @@ def work(connection, args: Args, conditions: list[float], seeds: list[int]) -> N
                 endless_envs = endless_envs or [FlatEnv(args.env_id, max_episode_steps=-1) for _ in range(BIAS_CONTINUATIONS)]
                 bound = [networks[name].bind(torch.from_numpy(w)) for name, w in (("actor", actor), ("critic", critic))]
                 seed = seeds_for(args.seed, 2 + step, 1)[0]
-                result = measure_bias(envs[0], endless_envs, *bound, conditions[i], alpha, args.gamma, seed)
+                result = measure_bias(args, envs[0], endless_envs, *bound, conditions[i], alpha, seed)
         except Exception as error:
             result = f"the evaluation of step {step} failed: {first_line(error)}"
         connection.send(((step, kind, i), result))
@@ -953,7 +965,8 @@ def work(connection, args: Args, conditions: list[float], seeds: list[int]) -> N
 class Evaluator:
     """Plays evaluations in args.eval_workers processes beside training and hands them back whole, in step order.
 
-    An evaluation is a dict: step, wall_seconds, actor (P,), alphas [H] and critic (P,), or None where no bias is due.
+    An evaluation is a dict: step, wall_seconds, actor (P,), alphas [H] (empty without temperature) and critic (P,), or None
+    where no bias is due.
     The smallest unit of work is a policy with all its episodes, so results do not depend on the number of workers.
     """
 
@@ -1037,8 +1050,9 @@ class Evaluator:
                     worker["tasks"].append(task)
                     evaluation = next(e for e in self.pending if e["step"] == step)
                     actor, critic = evaluation["actor"].numpy(), evaluation["critic"].numpy() if kind == "bias" else None
+                    alpha = evaluation["alphas"][i] if evaluation["alphas"] else 0.0
                     try:
-                        worker["connection"].send((task, actor, critic, evaluation["alphas"][i]))
+                        worker["connection"].send((task, actor, critic, alpha))
                     except OSError:
                         self._replace(worker)
 
@@ -1063,8 +1077,9 @@ def best_policy(evaluation: dict) -> int:
 
 def eval_columns(conditions: list[float]) -> list[str]:
     """The columns of eval.csv."""
-    per_policy = [f"{what}_{c:.6g}" for what in ("return", "alpha") for c in conditions]
-    return ["step", "wall_seconds", "best_return", "best_return_std", "best_beta", "bias_mean", "bias_std", *per_policy]
+    per_policy = [f"{what}_{c:.6g}" for what in PER_POLICY for c in conditions]
+    best = ["best_return", "best_return_std", f"best_{CONDITION}"]
+    return ["step", "wall_seconds", *best, "bias_mean", "bias_std", *per_policy]
 
 
 def eval_row(evaluation: dict, conditions: list[float]) -> dict:
@@ -1081,8 +1096,8 @@ def eval_row(evaluation: dict, conditions: list[float]) -> dict:
 # Run directory, logging and checkpoint
 # ----------------------------------------------------------------------------------------------------------------------
 # --- shared: run directory ---
-TRAIN_COLUMNS = ("step", "wall_seconds", "sps", "qf_loss", "qf_values", "qf_std", "actor_loss", "alpha_loss", "alpha",
-                 "entropy", "episodic_return", "episodic_length")  # fmt: skip
+LOSSES = tuple(name for name in METRICS if name != "updates")
+TRAIN_COLUMNS = ("step", "wall_seconds", "sps", *LOSSES, "episodic_return", "episodic_length")
 SCRIPT = Path(__file__).stem
 
 
@@ -1198,22 +1213,22 @@ def load_checkpoint(run_dir: str | Path) -> dict:
 
 
 def load_policy(run_dir: str | Path):
-    """The trained family of a run as a function for deployment: action = act(obs, beta).
+    """The trained family of a run as a function for deployment: action = act(obs, condition).
 
-    obs (O,) or (B, O) -> action (A,) or (B, A), deterministic and within the environment's bounds. Without beta it plays
-    the best one of the last evaluation. Needs no environment. Raises UserError without a readable checkpoint.
+    obs (O,) or (B, O) -> action (A,) or (B, A), deterministic and within the environment's bounds. Without condition it
+    plays the best one of the last evaluation. Needs no environment. Raises UserError without a readable checkpoint.
     """
     checkpoint = load_checkpoint(run_dir)
     networks = build_networks(Args(**checkpoint["args"]), checkpoint["obs_dim"], checkpoint["action_dim"])
     actor = networks["actor"].bind(checkpoint["state"]["actor"].clone())
-    best = checkpoint["last_evaluation"].get("best_beta")
+    best = checkpoint["last_evaluation"].get(f"best_{CONDITION}")
     low, high = checkpoint["action_low"].numpy().copy(), checkpoint["action_high"].numpy().copy()
 
-    def act(obs: np.ndarray, beta: float | None = best) -> np.ndarray:
-        if beta is None:
-            raise UserError("this run has not finished an evaluation yet; name the beta to play.")
+    def act(obs: np.ndarray, condition: float | None = best) -> np.ndarray:
+        if condition is None:
+            raise UserError(f"this run has not finished an evaluation yet; name the {CONDITION} to play.")
         obs = np.asarray(obs, np.float32)
-        action = rescale_action(policy(actor, np.atleast_2d(obs), beta)[0], low, high)
+        action = rescale_action(policy(actor, np.atleast_2d(obs), condition)[0], low, high)
         return action[0] if obs.ndim == 1 else action
 
     return act
@@ -1311,7 +1326,7 @@ def set_up_torch(args: Args, device: torch.device) -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 # --- shared: training ---
 def train(args: Args) -> dict:
-    """Train, or go on with args.resume; return a summary: run_dir, global_step, completed, best_return, best_beta.
+    """Train, or go on with args.resume; return a summary: run_dir, global_step, completed, best_return and others.
 
     Raises UserError for arguments or files that cannot be used, before anything is written, and TrainingError when
     training cannot go on.
@@ -1340,7 +1355,7 @@ def train(args: Args) -> dict:
             raise UserError(f"{run_dir}/checkpoint.pt does not have the shapes of {args.env_id}.")
         if checkpoint and checkpoint["device"] != device.type:
             raise UserError(f"{run_dir} was trained on {checkpoint['device']}; it cannot go on exactly on {device.type}.")
-        if args.target_entropy is None:
+        if getattr(args, "target_entropy", 0.0) is None:
             args.target_entropy = -float(env.action_dim)
         set_up_torch(args, device)
         torch.set_num_threads(checkpoint["threads"] if checkpoint else default_threads())
@@ -1402,11 +1417,12 @@ def run_training(args, run_dir: Path, checkpoint: dict | None, env: FlatEnv, lea
         for evaluation in evaluations:
             row = eval_row(evaluation, conditions)
             append_row(eval_csv, eval_columns(conditions), row)
-            last.update({k: row[k] for k in ("step", "best_return", "best_return_std", "best_beta")})
+            last.update({k: row[k] for k in ("step", "best_return", "best_return_std", f"best_{CONDITION}")})
             if tracker:
                 tracker.log(wandb_names(row))
         if last:
-            text = f"evaluated {last['best_return']:.1f} at beta {last['best_beta']:.3g}, step {last['step']}"
+            best = f"{CONDITION} {last[f'best_{CONDITION}']:.3g}"
+            text = f"evaluated {last['best_return']:.1f} at {best}, step {last['step']}"
             bar.set_postfix_str(text, refresh=False)
 
     def save() -> None:
@@ -1477,20 +1493,22 @@ def run_training(args, run_dir: Path, checkpoint: dict | None, env: FlatEnv, lea
                     bias_due = args.bias_frequency and learned % args.bias_frequency == 0
                     evaluator.submit({
                         "step": step, "wall_seconds": time.time() - start, "actor": learner.copy_of("actor"),
-                        "alphas": alphas(learner.networks, learner.copy_of("temperature"), conditions),
+                        "alphas": alphas(learner, conditions),
                         "critic": learner.copy_of("critic") if bias_due else None,
                     })  # fmt: skip
                 finish(evaluator.poll())
-                while len(evaluator.pending) > 2 * args.eval_workers and not stopped_by:
+                if len(evaluator.pending) > 2 * args.eval_workers:
                     bar.set_description_str("training waits for evaluations")
-                    finish(evaluator.poll(1.0))
+                    while len(evaluator.pending) > 2 * args.eval_workers and not stopped_by:
+                        finish(evaluator.poll(1.0))
                     bar.set_description_str(run_dir.name[:40], refresh=False)
                 if time.time() - saved_time >= args.checkpoint_seconds:
                     save()
             if not stopped_by:
                 save()
+            if evaluator.pending:
+                bar.set_description_str("collecting the last evaluations")
             while evaluator.pending and not stopped_by:
-                bar.set_description_str(f"collecting {len(evaluator.pending)} evaluations")
                 finish(evaluator.poll(1.0))
             save()
             completed = step == args.total_timesteps and not evaluator.pending
@@ -1499,7 +1517,7 @@ def run_training(args, run_dir: Path, checkpoint: dict | None, env: FlatEnv, lea
         if completed and args.capture_video:
             try:
                 actor = learner.networks["actor"].bind(learner.copy_of("actor"))
-                record_episode(args, actor, last["best_beta"], run_dir, f"step-{step}")
+                record_episode(args, actor, last[f"best_{CONDITION}"], run_dir, f"step-{step}")
             except UserError as error:
                 say(str(error))
     except Exception as error:
@@ -1518,7 +1536,7 @@ def run_training(args, run_dir: Path, checkpoint: dict | None, env: FlatEnv, lea
 
 
 def evaluate_run(run_dir: str, capture_video: bool) -> None:
-    """Print beta -> return +- std of a run's policies on fresh episodes, and what the best beta of training gets on them."""
+    """Print condition -> return +- std of a run's policies on fresh episodes, the one that was best in training marked."""
     checkpoint = load_checkpoint(run_dir)
     args, state, step = Args(**checkpoint["args"]), checkpoint["state"], checkpoint["global_step"]
     FlatEnv(args.env_id).env.close()  # a missing environment is the user's to mend, not a worker's to die of
@@ -1527,16 +1545,16 @@ def evaluate_run(run_dir: str, capture_video: bool) -> None:
         evaluator.submit({"step": step, "actor": state["actor"], "critic": None, "alphas": conditions})
         while not finished:
             finished = evaluator.poll(1.0)
-    best = checkpoint["last_evaluation"].get("best_beta", conditions[best_policy(finished[0])])
-    print(f"{args.env_id}, step {step}, {args.eval_episodes} fresh episodes per beta")
-    print(f"{'beta':>10} {'return':>10} {'std':>9}")
+    best = checkpoint["last_evaluation"].get(f"best_{CONDITION}", conditions[best_policy(finished[0])])
+    print(f"{args.env_id}, step {step}, {args.eval_episodes} fresh episodes per {CONDITION}")
+    print(f"{CONDITION:>10} {'return':>10} {'std':>9}")
     for i, condition in enumerate(conditions):
         returns, mark = finished[0]["returns"][i], "  <- best in training" if condition == best else ""
         print(f"{condition:10.4f} {returns.mean():10.1f} {returns.std():9.1f}{mark}")
     if capture_video:
         networks = build_networks(args, checkpoint["obs_dim"], checkpoint["action_dim"])
         record_episode(args, networks["actor"].bind(state["actor"]), best, Path(run_dir), f"evaluate-step-{step}")
-        print(f"recorded beta {best:.4g} in {Path(run_dir) / 'videos'}")
+        print(f"recorded {CONDITION} {best:.4g} in {Path(run_dir) / 'videos'}")
 
 
 def main() -> None:

@@ -289,23 +289,25 @@ def compare(options: Options) -> dict:
 def sweep(options: Options) -> dict:
     """Cost against each of SWEEP, the others as in `options`; print and return what was measured."""
     results, seen, script = [], {}, options.scripts[0]
+
+    def measure(sizes: Options) -> dict:
+        key = (sizes.utd, sizes.num_critics, sizes.batch_size)
+        if key not in seen:
+            _, _, learner = make_learner(script, sizes)
+            first_update(learner)
+            steps, pairs = max(1, round(1 / time_block(learner, 2))), []
+            for _ in range(options.repeats):
+                floor = step_flop(learner) / matrix_rate(learner.device)
+                pairs.append((time_block(learner, steps), floor))
+            seen[key] = {"seconds": statistics.median(s for s, _ in pairs), "gflop": step_flop(learner) / 1e9,
+                         "over_floor": statistics.median(s / f for s, f in pairs)}  # fmt: skip
+        return seen[key]
+
+    base = measure(options)["seconds"]
     for name, values in SWEEP.items():
         for value in values:
-            sizes = dataclasses.replace(options, **{name: value})
-            key = (sizes.utd, sizes.num_critics, sizes.batch_size)
-            if key not in seen:
-                _, _, learner = make_learner(script, sizes)
-                first_update(learner)
-                steps = max(1, round(1 / time_block(learner, 2)))
-                pairs = []
-                for _ in range(options.repeats):
-                    floor = step_flop(learner) / matrix_rate(learner.device)
-                    pairs.append((time_block(learner, steps), floor))
-                seen[key] = {"seconds": statistics.median(s for s, _ in pairs), "gflop": step_flop(learner) / 1e9,
-                             "over_floor": statistics.median(s / f for s, f in pairs)}  # fmt: skip
-            results.append({"varied": name, "value": value, **seen[key]})
-    base = seen[(options.utd, options.num_critics, options.batch_size)]["seconds"]
-    print(table(("varied", "value", "ms per environment step", "x default", "GFLOP", "x floor"),
+            results.append({"varied": name, "value": value, **measure(dataclasses.replace(options, **{name: value}))})
+    print(table(("varied", "value", "ms per environment step", "x the given sizes", "GFLOP", "x floor"),
                 [(r["varied"], r["value"], 1e3 * r["seconds"], f"{r['seconds'] / base:.2f}", r["gflop"],
                   f"{r['over_floor']:.2f}") for r in results]))  # fmt: skip
     if options.plot:

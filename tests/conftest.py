@@ -11,15 +11,19 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 TINY = """
 --no-compile --total-timesteps 500 --learning-starts 200 --q-lr-warmup-end 300 --batch-size 32 --hidden-dim 8 --utd 1
---num-critics 3 --buffer-size 500 --eval-frequency 100 --num-eval-policies 3 --eval-episodes 2 --eval-workers 1
+--num-critics 3 --buffer-size 500 --eval-frequency 100 --eval-episodes 2 --eval-workers 1
 """.split()
+SCRIPTS = ("rac_sac", "rac_td3", "vanilla_rac", "rac_itm")
+CONDITIONS = {"rac_sac": "beta", "rac_td3": "beta", "vanilla_rac": "beta", "rac_itm": "k"}
+every_script = pytest.mark.parametrize("cli", SCRIPTS, indirect=True)
 
 
 class CommandLine:
     """Runs a script as a user would, in an empty folder, without a GPU or network for Weights & Biases."""
 
-    def __init__(self, folder: Path, script: str = "rac_sac.py"):
-        self.folder, self.script = folder, ROOT / script
+    def __init__(self, folder: Path, name: str):
+        self.folder, self.name, self.script = folder, name, ROOT / f"{name}.py"
+        self.tiny = TINY if name == "vanilla_rac" else [*TINY, "--num-eval-policies", "3"]  # vanilla has one policy
         hidden = ("WANDB_API_KEY", "WANDB_MODE", "DISPLAY", "MUJOCO_GL")
         self.env = {k: v for k, v in os.environ.items() if k not in hidden}
         self.env.update(PYTHONPATH=str(ROOT / "tests"), HOME=str(folder.parent), OMP_NUM_THREADS="1", COLUMNS="120")
@@ -36,15 +40,16 @@ class CommandLine:
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def train(self, name: str, *arguments: str, env_id: str = "Hopper-v4", **options) -> Path:
-        self.run("--env-id", env_id, "--run-name", name, *TINY, *arguments, **options)
+        self.run("--env-id", env_id, "--run-name", name, *self.tiny, *arguments, **options)
         return self.folder / "runs" / name
 
 
 @pytest.fixture
-def cli(tmp_path):
+def cli(request, tmp_path):
+    """The command line of rac_sac.py, or of each script in turn where a test is marked with every_script."""
     folder = tmp_path / "work"
     folder.mkdir()
-    return CommandLine(folder)
+    return CommandLine(folder, getattr(request, "param", "rac_sac"))
 
 
 def children(pid: int) -> list[int]:

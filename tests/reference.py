@@ -15,6 +15,21 @@ def upq_target(q_next, beta, reward, terminated, gamma, entropy_bonus):
     return y
 
 
+def in_target_min(q_next, size, keys, reward, terminated, gamma, entropy_bonus):
+    """The minimum over the members with the smallest keys, one transition at a time: q_next, keys (N, B), the rest (B,)."""
+    y = np.zeros(q_next.shape[1])
+    for b in range(len(y)):
+        members = sorted(range(len(q_next)), key=lambda i: keys[i, b])[: int(size[b])]
+        future = min(float(q_next[i, b]) for i in members) + float(entropy_bonus[b])
+        y[b] = float(reward[b]) + (0.0 if terminated[b] else gamma * future)
+    return y
+
+
+def smoothed_action(action, noise, noise_clip):
+    """The target's action of TD3: the noise is clipped, then the sum."""
+    return np.minimum(1, np.maximum(-1, action + np.minimum(noise_clip, np.maximum(-noise_clip, noise))))
+
+
 def relu_network(layers, x):
     """A multilayer perceptron, layers [(weight (in, out), bias (out,))] -> outputs of every layer before its ReLU."""
     outputs = []

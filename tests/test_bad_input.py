@@ -6,7 +6,7 @@ import resource
 
 import pytest
 import torch
-from conftest import TINY, kill, messages, rows_of, wait_until
+from conftest import every_script, kill, messages, rows_of, wait_until
 
 import rac_sac
 
@@ -47,15 +47,34 @@ WRONG = [
 
 @pytest.mark.parametrize("arguments,sentence", WRONG, ids=[" ".join(a)[:40] for a, _ in WRONG])
 def test_wrong_arguments(cli, arguments, sentence):
-    result = cli.run("--env-id", "Hopper-v4", *TINY, *arguments, code=2)
+    result = cli.run("--env-id", "Hopper-v4", *cli.tiny, *arguments, code=2)
     (line,) = messages(result.stderr)
     assert re.search(sentence, line) and line.startswith("error: ") and result.stdout == ""
     assert list(cli.folder.iterdir()) == []
 
 
+OF_OTHERS = [
+    ("rac_td3", ["--policy-noise", "-1"], r"policy_noise is -1.0; it must be finite and not negative"),
+    ("rac_td3", ["--noise-clip", "nan"], r"noise_clip is nan; it must be finite and not negative"),
+    ("rac_td3", ["--explore-beta-max", "0.9"], r"explore_beta_max is 0.9; it must not exceed train_beta_max, 0.8"),
+    ("vanilla_rac", ["--beta", "-0.1"], r"beta is -0.1; it must be finite and not negative"),
+    ("vanilla_rac", ["--target-rule", "in-target-min", "--min-size", "4"], r"min_size is 4.0; it must be between 1 and"),
+    ("vanilla_rac", ["--num-critics", "1"], r"num_critics is 1; target_rule upq needs 2"),
+    ("rac_itm", ["--train-k-max", "3.5"], r"train_k_max is 3.5; it must be between 1 and num_critics, 3"),
+    ("rac_itm", ["--explore-k-max", "2.5"], r"explore_k_max is 2.5; it must not exceed train_k_max, 2.0"),
+    ("rac_itm", ["--eval-k-max", "0.5"], r"eval_k_max is 0.5; it must be between 1 and num_critics"),
+    ("rac_itm", ["--utd", "0"], r"utd is 0; it must be at least 1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("cli,arguments,sentence", OF_OTHERS, indirect=["cli"], ids=[" ".join(a) for _, a, _ in OF_OTHERS])
+def test_wrong_arguments_of_others(cli, arguments, sentence):
+    test_wrong_arguments(cli, arguments, sentence)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is here")
 def test_cuda_where_there_is_none(cli):
-    error = cli.run(*TINY, "--cuda", "True", code=2).stderr
+    error = cli.run(*cli.tiny, "--cuda", "True", code=2).stderr
     assert error == "error: cuda was asked for, but PyTorch finds no CUDA device here.\n"
     assert list(cli.folder.iterdir()) == []
 
@@ -64,6 +83,7 @@ def test_tyro_answers_what_is_not_an_argument(cli):
     assert "--utdd" in cli.run("--utdd", "3", code=2).stderr
 
 
+@every_script
 def test_damaged_and_foreign_checkpoints(cli):
     run_dir = cli.train("run", "--total-timesteps", "250")
     path, config = run_dir / "checkpoint.pt", run_dir / "config.json"
@@ -81,8 +101,8 @@ def test_damaged_and_foreign_checkpoints(cli):
     refused("checkpoint.pt is damaged or not a checkpoint")
     path.write_bytes(b"hello")
     refused("checkpoint.pt is damaged or not a checkpoint", "--resume")
-    torch.save({**checkpoint, "script": "rac_td3"}, path)
-    refused("was written by rac_td3.py; use that script", "--evaluate")
+    torch.save({**checkpoint, "script": "rac_other"}, path)
+    refused("was written by rac_other.py; use that script", "--evaluate")
     torch.save({**checkpoint, "args": {**checkpoint["args"], "env_id": "Ant-v4"}}, path)  # same shapes, other environment
     refused("different runs: env_id differs", "--resume")
     torch.save({**checkpoint, "obs_dim": 12}, path)
@@ -90,8 +110,8 @@ def test_damaged_and_foreign_checkpoints(cli):
     torch.save({**checkpoint, "state": {**checkpoint["state"], "critic": torch.zeros(3)}}, path)
     refused("shapes", "--evaluate")
     path.write_bytes(good)
-    config.write_text(json.dumps({**json.loads(good_config), "script": "rac_td3"}))
-    refused("config.json was written by rac_td3.py; use that script", "--resume")
+    config.write_text(json.dumps({**json.loads(good_config), "script": "rac_other"}))
+    refused("config.json was written by rac_other.py; use that script", "--resume")
     config.write_text("{")
     refused("config.json is missing or damaged", "--resume")
     config.write_text(good_config)
@@ -117,7 +137,7 @@ def test_a_checkpoint_cannot_run_code(cli):
                                              ("InfReward-v0", "non-finite reward"),
                                              ("InfLoss-v0", "qf_loss.* became non-finite")])  # fmt: skip
 def test_non_finite_numbers_stop_the_run(cli, env_id, quantity):
-    result = cli.run("--env-id", f"toy_envs:{env_id}", "--run-name", "run", *TINY, "--checkpoint-seconds", "0", code=1)
+    result = cli.run("--env-id", f"toy_envs:{env_id}", "--run-name", "run", *cli.tiny, "--checkpoint-seconds", "0", code=1)
     (line,) = messages(result.stderr)
     match = re.search(rf"stopped at step (\d+): .*{quantity}.*; the last good checkpoint is of step (\d+) in runs/run", line)
     assert match and 248 <= int(match[1]) <= 260 and int(match[2]) <= int(match[1]), line
@@ -129,7 +149,8 @@ def test_non_finite_numbers_stop_the_run(cli, env_id, quantity):
 def test_full_disk_keeps_the_last_good_checkpoint(cli):
     """No file may grow beyond 250 KB, as if the disk were full: the replay outgrows it in the middle of the run."""
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (250_000, 250_000))  # noqa: E731
-    result = cli.run("--env-id", "Ant-v5", "--run-name", "run", *TINY, "--checkpoint-seconds", "0.2", code=1, preexec_fn=limit)
+    arguments = ["--env-id", "Ant-v5", "--run-name", "run", *cli.tiny, "--checkpoint-seconds", "0.2"]
+    result = cli.run(*arguments, code=1, preexec_fn=limit)
     assert "no checkpoint could be written at step" in result.stderr and "Traceback" not in result.stderr
     match = re.search(r"final checkpoint could not be written; the last good checkpoint is of step (\d+)", result.stderr)
     run_dir = cli.folder / "runs/run"
@@ -141,7 +162,7 @@ def test_full_disk_keeps_the_last_good_checkpoint(cli):
 
 def test_training_waits_for_evaluations(cli):
     """One slow worker and an evaluation at every step: the bar says that training waits, and none is lost."""
-    arguments = [*TINY, "--total-timesteps", "230", "--eval-frequency", "1", "--num-eval-policies", "2"]
+    arguments = [*cli.tiny, "--total-timesteps", "230", "--eval-frequency", "1", "--num-eval-policies", "2"]
     process = cli.start("--env-id", "Pendulum-v1", "--run-name", "run", *arguments)
     run_dir = cli.folder / "runs/run"
     wait_until(lambda: rows_of(run_dir / "eval.csv") > 3)

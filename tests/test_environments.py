@@ -99,14 +99,14 @@ def test_monte_carlo_return(by_hand):
     """Episodes of 7 steps; two lead to the pair, so that the pair's own step and four after it remain."""
     envs, rng = [rac_sac.FlatEnv("x") for _ in range(4)], np.random.default_rng(0)
     actions = list(np.zeros((3, 1), np.float32))
-    value = rac_sac.monte_carlo_return(envs, None, 0.1, 0.2, 0.9, 3, actions, rng)
+    value = rac_sac.monte_carlo_return(rac_sac.Args(gamma=0.9), envs, None, 0.1, 0.2, 3, actions, rng)
     assert value == pytest.approx(soft_return(5))
 
 
 def test_value_bias(by_hand):
     """Pairs are steps 1 to 7 of episodes in turn: with Q = 10 everywhere, mean and std follow from the chosen ones."""
     envs = [rac_sac.FlatEnv("x") for _ in range(2)]
-    mean, std = rac_sac.measure_bias(rac_sac.FlatEnv("x"), envs, None, None, 0.1, 0.2, 0.9, 11)
+    mean, std = rac_sac.measure_bias(rac_sac.Args(gamma=0.9), rac_sac.FlatEnv("x"), envs, None, None, 0.1, 0.2, 11)
     chosen = np.random.default_rng(11)
     chosen.standard_normal((100, 1), np.float32)  # one noise for each pair
     returns = np.array([soft_return(7 - i % 7) for i in chosen.choice(100, 20, replace=False)])

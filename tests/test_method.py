@@ -241,10 +241,10 @@ def test_temperature_step():
 def test_temperature_without_network(options, initial):
     learner = make_learner(**options)
     betas = [0.1, 0.4, 0.8]
-    np.testing.assert_allclose(rac_sac.alphas(learner.networks, learner.copy_of("temperature"), betas), [initial] * 3, rtol=1e-6)
+    np.testing.assert_allclose(rac_sac.alphas(learner, betas), [initial] * 3, rtol=1e-6)
     for step in range(5):
         learner.update(50 + step)
-    after = rac_sac.alphas(learner.networks, learner.copy_of("temperature"), betas)
+    after = rac_sac.alphas(learner, betas)
     assert after[0] == after[1] == after[2]
     assert (after[0] == pytest.approx(initial, rel=1e-6)) == (not learner.args.autotune)
 
@@ -418,3 +418,25 @@ def test_fast_ways_equal_eager(device, compile, cudagraphs):
             assert reference.relative_error(fast[name].cpu(), eager[name].cpu()) < bound, (steps, name)
     assert eager["critic_count"].item() == fast["critic_count"].item() == 100
     assert (learners[1].update_graph is not None) == cudagraphs
+
+
+def test_gradient_at_full_size():
+    """A compiled critic gradient at Ant-v4's and the default sizes, with the settings of a run, against float64."""
+    args = rac_sac.Args(target_entropy=-8.0, buffer_size=5000, total_timesteps=5000)
+    rac_sac.set_up_torch(args, torch.device("cpu"))
+    learner = rac_sac.Learner(args, 27, 8, torch.device("cpu"))
+    generator = torch.Generator().manual_seed(0)
+    rows, beta = torch.randn(256, 64, generator=generator), torch.rand(256, generator=generator) * 0.8
+    noise = torch.randn(256, 8, generator=generator)
+    rows[:, 36] = (rows[:, 36] > 1).float()
+    exact = {name: tensor.double() for name, tensor in learner.state.items()}
+    for state, functions, arrays in ((exact, rac_sac, [t.double() for t in (rows, beta, noise)]),
+                                     (learner.state, learner, [rows, beta, noise])):  # fmt: skip
+        rows, beta, noise = arrays
+        with torch.no_grad():
+            next_action, bonus = functions.prepare_targets(learner.networks, state, rows, beta, noise)
+            functions.update_critics(learner.networks, state, rows, beta, next_action, bonus,
+                                     first_step(3e-4).to(rows.dtype), 0.99, 0.005)  # fmt: skip
+    assert learner.state["critic_m"].dtype == torch.float32 and exact["critic_m"].dtype == torch.float64
+    assert reference.relative_error(learner.state["critic_m"], exact["critic_m"]) < 1e-5
+    torch.set_float32_matmul_precision("highest")

@@ -1,23 +1,25 @@
 """What holds the project's files together."""
 
+import ast
+import importlib
 import re
 
-from conftest import ROOT
-
-import rac_sac
+import pytest
+from conftest import ROOT, SCRIPTS
 
 
 def pins(text: str) -> set[str]:
     return {line.strip() for line in text.splitlines() if "==" in line}
 
 
-def test_inline_metadata_equals_requirements():
-    """The one file, copied anywhere, runs with `uv run` on the same versions; only pytest is for the tests alone."""
-    source = (ROOT / "rac_sac.py").read_text()
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_inline_metadata_equals_requirements(name):
+    """Each file, copied anywhere, runs with `uv run` on the same versions; pytest and its plugin are for the tests alone."""
+    source = (ROOT / f"{name}.py").read_text()
     block = re.match(r"# /// script\n((?:#.*\n)+?)# ///\n", source)[1]
     metadata = {line.strip('#", ') for line in block.splitlines() if "==" in line}
     required = pins((ROOT / "requirements.txt").read_text())
-    assert metadata == {line for line in required if not line.startswith("pytest==")}
+    assert metadata == {line for line in required if not line.startswith("pytest")}
     assert all(re.fullmatch(r"[\w\[\]-]+==[\d.]+", line) for line in required)
 
 
@@ -27,17 +29,23 @@ def test_readme_has_the_two_commands():
     assert "pip install -r requirements.txt && pytest" in readme
 
 
-def test_readme_names_no_argument_that_does_not_exist():
-    readme = (ROOT / "README.md").read_text()
-    known = {f"--{f.name.replace('_', '-')}" for f in rac_sac.dataclasses.fields(rac_sac.Args)}
-    known |= {"--help"} | {name.replace("--", "--no-", 1) for name in known}
-    used = {flag for line in readme.splitlines() if "rac_sac.py" in line for flag in re.findall(r"--[a-z][\w-]*", line)}
-    assert used <= known, used - known
+def arguments_of(name: str) -> set[str]:
+    module = importlib.import_module(name)
+    known = {f"--{f.name.replace('_', '-')}" for f in module.dataclasses.fields(module.Args)}
+    return known | {"--help"} | {flag.replace("--", "--no-", 1) for flag in known}
 
 
-def test_importing_has_no_option_to_forget():
-    """Every argument is used beyond its definition."""
-    source = (ROOT / "rac_sac.py").read_text()
-    body = source[source.index("STEPS ="):]
-    unused = [f.name for f in rac_sac.dataclasses.fields(rac_sac.Args) if f'{f.name}' not in body]
-    assert unused == []
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_readme_names_no_argument_that_does_not_exist(name):
+    lines = [line for line in (ROOT / "README.md").read_text().splitlines() if f"python {name}.py" in line]
+    used = {flag for line in lines for command in line.split("`") if f"{name}.py" in command
+            for flag in re.findall(r"--[a-z][\w-]*", command)}  # fmt: skip
+    assert lines and used <= arguments_of(name), used - arguments_of(name)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_every_argument_is_used(name):
+    """By its name as an attribute of the arguments, or in the checks' lists of names, beyond its definition."""
+    module, tree = importlib.import_module(name), ast.parse((ROOT / f"{name}.py").read_text())
+    attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    assert {f.name for f in module.dataclasses.fields(module.Args)} <= attributes

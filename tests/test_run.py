@@ -1,6 +1,7 @@
 """A run as users meet it: command line, run directory, evaluation, resume, signals, tracking."""
 
 import csv
+import importlib
 import json
 import os
 import re
@@ -14,7 +15,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, TINY, children, kill, last_step, messages, rows_of, wait_until, without_wall_clock
+from conftest import (
+    CONDITIONS,
+    ROOT,
+    children,
+    every_script,
+    kill,
+    last_step,
+    messages,
+    rows_of,
+    wait_until,
+    without_wall_clock,
+)
 
 import rac_sac
 
@@ -33,10 +45,12 @@ def assert_same_run(a: Path, b: Path, files=("eval.csv", "train.csv")) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------ what a run leaves
+@every_script
 def test_run_directory_and_screen(cli):
-    result = cli.run("--env-id", "Ant-v4", "--seed", "3", *TINY)
+    module, condition = importlib.import_module(cli.name), CONDITIONS[cli.name]
+    result = cli.run("--env-id", "Ant-v4", "--seed", "3", *cli.tiny)
     (run_dir,) = (cli.folder / "runs").iterdir()
-    assert re.fullmatch(r"Ant-v4__rac_sac__3__\d{10}", run_dir.name)
+    assert re.fullmatch(rf"Ant-v4__{cli.name}__3__\d{{10}}", run_dir.name)
     assert {p.name for p in run_dir.iterdir()} - {".lock"} == {"config.json", "eval.csv", "train.csv", "checkpoint.pt"}
     assert [p.name for p in cli.folder.iterdir()] == ["runs"]  # no MUJOCO_LOG.TXT, nothing else
     assert result.stdout == "" and messages(result.stderr) == []
@@ -44,24 +58,27 @@ def test_run_directory_and_screen(cli):
     assert "500/500" in bar and "step/s" in bar and "evaluated" in bar and "<" in bar  # steps, SPS, evaluation, ETA
 
     config = json.loads((run_dir / "config.json").read_text())
-    assert config["args"]["env_id"] == "Ant-v4" and config["args"]["target_entropy"] == -8
-    assert config["versions"]["torch"] == torch.__version__ and config["script"] == "rac_sac" and config["device"]
-    assert set(config["args"]) == {f.name for f in rac_sac.dataclasses.fields(rac_sac.Args)}
+    assert config["args"]["env_id"] == "Ant-v4" and config["args"].get("target_entropy", -8) == -8
+    assert config["versions"]["torch"] == torch.__version__ and config["script"] == cli.name and config["device"]
+    assert set(config["args"]) == {f.name for f in module.dataclasses.fields(module.Args)}
 
     with open(run_dir / "eval.csv") as file:
         rows = list(csv.DictReader(file))
     assert [int(r["step"]) for r in rows] == [200, 300, 400, 500]  # from the end of the random start on
+    conditions = {"rac_itm": ("1.33333", "1.66667", "2"), "vanilla_rac": ("0.2",)}.get(cli.name, ("0.266667", "0.533333", "0.8"))
     for row in rows:
-        returns = {b: float(row[f"return_{b}"]) for b in ("0.266667", "0.533333", "0.8")}
+        returns = {c: float(row[f"return_{c}"]) for c in conditions}
         best = max(returns, key=returns.get)  # the max strategy
-        assert float(row["best_return"]) == returns[best] and float(row["best_beta"]) == pytest.approx(float(best), rel=1e-5)
-        assert all(float(row[f"alpha_{b}"]) > 0 for b in returns) and float(row["best_return_std"]) >= 0
+        assert float(row["best_return"]) == returns[best] and float(row["best_return_std"]) >= 0
+        assert float(row[f"best_{condition}"]) == pytest.approx(float(best), rel=1e-5)
+        assert len([name for name in row if name.startswith("return_")]) == len(conditions)
+        assert cli.name == "rac_td3" or all(float(row[f"alpha_{c}"]) > 0 for c in conditions)
         assert row["bias_mean"] == "" and float(row["wall_seconds"]) >= 0
     with open(run_dir / "train.csv") as file:
         rows = list(csv.DictReader(file))
     assert int(rows[-1]["step"]) == 500
     learned = [r for r in rows if int(r["step"]) > 200]
-    assert learned and all(np.isfinite(float(r[k])) for r in learned for k in rac_sac.TRAIN_COLUMNS[1:10])
+    assert learned and all(np.isfinite(float(r[k])) for r in learned for k in ("sps", *module.LOSSES))
     assert any(r["episodic_return"] for r in rows)
 
 
@@ -76,13 +93,14 @@ def test_defaults_depend_on_the_environment_whatever_its_version():
     assert rac_sac.eval_conditions(rac_sac.check_args(rac_sac.Args())) == pytest.approx([0.8 / 12 * i for i in range(1, 13)])
 
 
+@every_script
 def test_help_explains_every_argument(cli):
-    text = cli.run("--help").stdout
-    for field in rac_sac.dataclasses.fields(rac_sac.Args):
+    text, module = cli.run("--help").stdout, importlib.import_module(cli.name)
+    for field in module.dataclasses.fields(module.Args):
         assert f"--{field.name.replace('_', '-')}" in text
-    source = (ROOT / "rac_sac.py").read_text()
+    source = (ROOT / f"{cli.name}.py").read_text()
     body = source[source.index("class Args"):source.index("STEPS =")]
-    assert len(re.findall(r'^    """', body, re.M)) == len(rac_sac.dataclasses.fields(rac_sac.Args))
+    assert len(re.findall(r'^    """', body, re.M)) == len(module.dataclasses.fields(module.Args))
 
 
 @pytest.mark.parametrize("env_id", ["Pendulum-v1", "Ant-v5", "Humanoid-v4"])
@@ -103,7 +121,7 @@ def test_train_is_a_function_for_other_programs(cli):
             "    print(one.shape, many.shape, abs(one) <= 2)\n")  # fmt: skip
     (cli.folder / "program.py").write_text(code)
     env = {**cli.env, "PYTHONPATH": f"{ROOT}:{cli.env['PYTHONPATH']}"}
-    result = subprocess.run([sys.executable, "program.py", "--env-id", "Pendulum-v1", *TINY], cwd=cli.folder, env=env,
+    result = subprocess.run([sys.executable, "program.py", "--env-id", "Pendulum-v1", *cli.tiny], cwd=cli.folder, env=env,
                             capture_output=True, text=True)  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines() == ["True 500 True", "(1,) (5, 1) [ True]"]
@@ -112,6 +130,7 @@ def test_train_is_a_function_for_other_programs(cli):
 
 
 # ------------------------------------------------------------------------------------------------------------ determinism
+@every_script
 def test_seeds_and_workers(cli):
     """The same seed gives the same run, whatever the number of workers; another seed another."""
     one = cli.train("one", "--bias-frequency", "200", "--total-timesteps", "400")
@@ -124,11 +143,12 @@ def test_seeds_and_workers(cli):
     assert all(np.isfinite(float(x)) for x in bias["200"]) and bias["300"] == ("", "")
 
 
+@every_script
 def test_sigkill_and_resume_is_exact(cli):
     """Killed before the first checkpoint, between checkpoints and while evaluations pend: the same run in the end."""
     whole = cli.train("whole")
     options = ("--checkpoint-seconds", "0.05")
-    process = cli.start("--env-id", "Hopper-v4", "--run-name", "cut", *TINY, *options)
+    process = cli.start("--env-id", "Hopper-v4", "--run-name", "cut", *cli.tiny, *options)
     cut = cli.folder / "runs" / "cut"
     wait_until(lambda: rows_of(cut / "train.csv") > 3)
     checkpoint = cut / "checkpoint.pt"
@@ -144,16 +164,20 @@ def test_sigkill_and_resume_is_exact(cli):
     assert_same_run(whole, cut)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+SIGNALS = [("rac_sac", signal.SIGINT), ("rac_sac", signal.SIGTERM), ("rac_td3", signal.SIGINT),
+           ("vanilla_rac", signal.SIGTERM), ("rac_itm", signal.SIGINT)]  # fmt: skip
+
+
+@pytest.mark.parametrize("cli,number", SIGNALS, indirect=["cli"])
 def test_signals_write_a_checkpoint(cli, number):
     whole = cli.train("whole")
-    process = cli.start("--env-id", "Hopper-v4", "--run-name", "cut", *TINY)
+    process = cli.start("--env-id", "Hopper-v4", "--run-name", "cut", *cli.tiny)
     cut = cli.folder / "runs" / "cut"
     wait_until(lambda: last_step(cut / "train.csv") > 250)
     workers = children(process.pid)
     _, err = kill(process, number)
     assert process.returncode == 128 + number
-    match = re.search(r"stopped at step (\d+); go on with: python (\S+rac_sac.py --resume runs/cut)", err)
+    match = re.search(r"stopped at step (\d+); go on with: python (\S+\.py --resume runs/cut)", err)
     assert match and final_state(cut)["global_step"] == int(match[1]) < 500
     assert workers and not any(Path(f"/proc/{pid}").exists() for pid in workers)
     cli.run(*match[2].split()[1:])
@@ -161,7 +185,7 @@ def test_signals_write_a_checkpoint(cli, number):
 
 
 def test_workers_die_with_a_killed_run(cli):
-    process = cli.start("--env-id", "Hopper-v4", "--run-name", "cut", *TINY, "--eval-workers", "2")
+    process = cli.start("--env-id", "Hopper-v4", "--run-name", "cut", *cli.tiny, "--eval-workers", "2")
     workers = wait_until(lambda: len(children(process.pid)) == 2 and children(process.pid))
     wait_until(lambda: rows_of(cli.folder / "runs/cut/eval.csv") > 0)
     kill(process)
@@ -170,7 +194,7 @@ def test_workers_die_with_a_killed_run(cli):
 
 def test_a_dead_worker_is_named_and_its_evaluation_repeated(cli):
     whole = cli.train("whole")
-    process = cli.start("--env-id", "Hopper-v4", "--run-name", "cut", *TINY)
+    process = cli.start("--env-id", "Hopper-v4", "--run-name", "cut", *cli.tiny)
     cut = cli.folder / "runs" / "cut"
     wait_until(lambda: rows_of(cut / "train.csv") > 5)
     (worker,) = wait_until(lambda: children(process.pid))
@@ -197,7 +221,7 @@ def test_more_steps_on_resume(cli):
 def test_killed_before_the_first_timed_checkpoint(cli):
     """It starts again from step 0; but a run with rows whose checkpoint is lost is not thrown away."""
     whole = cli.train("whole")
-    process = cli.start("--env-id", "Hopper-v4", "--run-name", "cut", *TINY, "--checkpoint-seconds", "1000")
+    process = cli.start("--env-id", "Hopper-v4", "--run-name", "cut", *cli.tiny, "--checkpoint-seconds", "1000")
     cut = cli.folder / "runs" / "cut"
     wait_until(lambda: rows_of(cut / "eval.csv") > 0)
     kill(process)
@@ -215,11 +239,11 @@ def test_killed_before_the_first_timed_checkpoint(cli):
 
 
 def test_two_processes_cannot_share_a_run_directory(cli):
-    process = cli.start("--env-id", "Hopper-v4", "--run-name", "run", *TINY, "--total-timesteps", "5000")
+    process = cli.start("--env-id", "Hopper-v4", "--run-name", "run", *cli.tiny, "--total-timesteps", "5000")
     run_dir = cli.folder / "runs" / "run"
     wait_until(lambda: rows_of(run_dir / "train.csv") > 0)
     assert f"{run_dir} is in use by another process." in cli.run("--resume", run_dir, code=2).stderr
-    assert "exists already" in cli.run("--run-name", "run", *TINY, code=2).stderr
+    assert "exists already" in cli.run("--run-name", "run", *cli.tiny, code=2).stderr
     assert process.poll() is None
     kill(process)
 
@@ -231,18 +255,21 @@ def test_resume_says_when_it_cannot_be_exact(cli):
 
 
 # ----------------------------------------------------------------------------------------------------- evaluate and video
+@every_script
 def test_evaluate_and_video(cli):
     run_dir = cli.train("run", "--total-timesteps", "300", "--capture-video")
-    (video,) = (run_dir / "videos").glob("step-300-beta-*.mp4")
+    condition, count = CONDITIONS[cli.name], 1 if cli.name == "vanilla_rac" else 3
+    (video,) = (run_dir / "videos").glob(f"step-300-{condition}-*.mp4")
     assert video.stat().st_size > 1000 and b"ftyp" in video.read_bytes()[:16]
     before = {p.name: p.read_bytes() for p in run_dir.iterdir() if p.is_file()}
     result = cli.run("--evaluate", run_dir, "--capture-video")
     table = [line.split() for line in result.stdout.splitlines()]
-    values = {line[0]: (float(line[1]), float(line[2])) for line in table if line and re.fullmatch(r"0\.\d{4}", line[0])}
-    assert list(values) == ["0.2667", "0.5333", "0.8000"] and all(v > 0 for v, _ in values.values())
+    values = {line[0]: (float(line[1]), float(line[2])) for line in table if line and re.fullmatch(r"[012]\.\d{4}", line[0])}
+    assert len(values) == count and all(v > 0 for v, _ in values.values())
+    assert cli.name != "rac_sac" or list(values) == ["0.2667", "0.5333", "0.8000"]
     assert result.stdout.count("best in training") == 1 and messages(result.stderr) == []
     assert result.stdout == cli.run("--evaluate", run_dir, "--capture-video").stdout
-    assert list((run_dir / "videos").glob("evaluate-step-300-beta-*.mp4"))
+    assert list((run_dir / "videos").glob(f"evaluate-step-300-{condition}-*.mp4"))
     assert before == {p.name: p.read_bytes() for p in run_dir.iterdir() if p.is_file()}
 
 
@@ -267,14 +294,15 @@ def wandb_records(path: Path):
 def test_tracking_without_network(cli):
     """A key, but no way to the server: one line, and offline."""
     cli.env.update(WANDB_API_KEY="0" * 40, WANDB_BASE_URL="http://127.0.0.1:9")
-    result = cli.run("--env-id", "Pendulum-v1", "--run-name", "run", *TINY, "--total-timesteps", "210", "--track")
+    result = cli.run("--env-id", "Pendulum-v1", "--run-name", "run", *cli.tiny, "--total-timesteps", "210", "--track")
     (line,) = messages(result.stderr)
     assert line.startswith("Weights & Biases is offline (")
     assert list((cli.folder / "runs/run/wandb").glob("offline-run-*/*.wandb"))
 
 
+@every_script
 def test_offline_tracking_holds_the_history(cli):
-    result = cli.run("--env-id", "Hopper-v4", "--run-name", "run", *TINY, "--total-timesteps", "300", "--track")
+    result = cli.run("--env-id", "Hopper-v4", "--run-name", "run", *cli.tiny, "--total-timesteps", "300", "--track")
     run_dir = cli.folder / "runs" / "run"
     lines = [line for line in messages(result.stderr) if "Weights & Biases" in line]
     assert len(lines) == 1 and "offline (no API key)" in lines[0] and "wandb sync" in lines[0]
@@ -303,14 +331,15 @@ def test_offline_tracking_holds_the_history(cli):
     assert evaluated == {int(r["step"]): float(r["best_return"]) for r in rows} and len(rows) == 3
     names = set().union(*history)
     assert {"charts/SPS", "charts/episodic_return", "charts/episodic_length", "losses/qf_loss", "losses/qf_values",
-            "losses/actor_loss", "losses/alpha", "losses/alpha_loss", "eval/best_beta", "eval/return_0.8",
-            "eval/alpha_0.8"} <= names  # fmt: skip
+            "losses/actor_loss", f"eval/best_{CONDITIONS[cli.name]}"} <= names  # fmt: skip
+    if cli.name == "rac_sac":
+        assert {"losses/alpha", "losses/alpha_loss", "eval/return_0.8", "eval/alpha_0.8"} <= names
 
 
 # ------------------------------------------------------------------------------------------------------------ compilation
 def test_no_compiler_falls_back_to_eager(cli):
     cli.env.update(CXX="no-such-compiler", TORCHINDUCTOR_CACHE_DIR=str(cli.folder.parent / "empty"))
-    arguments = [a for a in TINY if a != "--no-compile"]
+    arguments = [a for a in cli.tiny if a != "--no-compile"]
     result = cli.run("--env-id", "Pendulum-v1", "--run-name", "run", *arguments, "--total-timesteps", "250")
     assert "torch.compile does not work here" in result.stderr and "Traceback" not in result.stderr
     assert json.loads((cli.folder / "runs/run/config.json").read_text())["args"]["compile"] is False
@@ -319,7 +348,7 @@ def test_no_compiler_falls_back_to_eager(cli):
 def test_interrupted_while_compiling(cli):
     """Ctrl-C in a terminal goes to the compiler too."""
     cli.env.update(TORCHINDUCTOR_CACHE_DIR=str(cli.folder.parent / "empty"))
-    arguments = [a for a in TINY if a != "--no-compile"]
+    arguments = [a for a in cli.tiny if a != "--no-compile"]
     process = cli.start("--env-id", "Pendulum-v1", "--run-name", "run", *arguments, start_new_session=True)
 
     def compiling():
@@ -334,12 +363,13 @@ def test_interrupted_while_compiling(cli):
     assert final_state(cli.folder / "runs/run")["global_step"] >= 0
 
 
+@every_script
 def test_compiled_run_resumes_exactly(cli):
     """Compiled, with the default deterministic settings, across processes."""
-    arguments = [a for a in TINY if a != "--no-compile"]
+    arguments = [a for a in cli.tiny if a != "--no-compile"]
     cli.run("--env-id", "Pendulum-v1", "--run-name", "whole", *arguments, "--total-timesteps", "260")
     cli.run("--env-id", "Pendulum-v1", "--run-name", "grown", *arguments, "--total-timesteps", "230")
     cli.run("--resume", "runs/grown", "--total-timesteps", "260")
     whole, grown = final_state(cli.folder / "runs/whole"), final_state(cli.folder / "runs/grown")
-    assert all(torch.equal(whole["state"][k], grown["state"][k]) for k in ("actor", "critic", "target", "temperature"))
+    assert all(torch.equal(whole["state"][k], grown["state"][k]) for k in whole["state"] if k != "metrics")
     shutil.rmtree(cli.folder / "runs")

@@ -218,6 +218,8 @@ def check_args(args: Args) -> Args:
     for field in ("train_k_max", "explore_k_max", "eval_k_max"):
         value = getattr(args, field)
         check(1 <= value <= args.num_critics, f"{field} is {value}; it must be between 1 and num_critics, {args.num_critics}.")
+    check(args.eval_k_max > 1, f"eval_k_max is {args.eval_k_max}; it must be above 1, or all evaluated k are the same.")
+    check(args.num_critics >= 2, f"num_critics is {args.num_critics}; a standard deviation needs at least 2.")
     check(args.explore_k_max <= args.train_k_max,
           f"explore_k_max is {args.explore_k_max}; it must not exceed train_k_max, {args.train_k_max}.")
     check(math.isfinite(args.alpha) and args.alpha >= 0, f"alpha is {args.alpha}; it must be finite and not negative.")
@@ -329,7 +331,7 @@ class Temperature(nn.Module):
             self.log_alpha = math.log(alpha) if alpha > 0 else -math.inf
         elif network:
             self.log_alpha = initial_log_alpha
-            # PyTorch's default biases, not zeros: with log k < 0 half of the units would never be active.
+            # PyTorch's default biases, not zeros: with log k >= 0 half of the units would never be active.
             self.network = nn.Sequential(nn.Linear(1, 64), nn.ReLU(), nn.Linear(64, 1))
         else:
             self.log_alpha = nn.Parameter(torch.tensor([initial_log_alpha]))
@@ -348,8 +350,8 @@ def min_over_random_subset(q, size, keys):
     """The minimum over a uniformly random subset of distinct members, of each sample's own size: (N, B) -> (B,).
 
     q (N, B); size (B,) whole numbers from 1 to N; keys (N, B) uniform random numbers: the subset are the `size` members with
-    the smallest keys. Ranks come from comparing all pairs of keys (of equal keys the earlier member is smaller), so that
-    every subset has exactly its size and no sample needs a loop.
+    the smallest keys. With size (1,) and keys (N, 1) all samples share one subset. Ranks come from comparing all pairs of
+    keys (of equal keys the earlier member is smaller), so that every subset has exactly its size and no sample needs a loop.
     """
     members = torch.arange(len(q), device=q.device)
     earlier = (members[:, None] > members)[:, :, None]  # (N, N, 1): whether member j stands before member i
@@ -358,23 +360,23 @@ def min_over_random_subset(q, size, keys):
 
 
 def in_target_min(q_next, size, keys, reward, terminated, gamma, entropy_bonus):
-    """The target of in-target minimisation (RAC-ITM, appendix B): all (B,) but q_next, keys (N, B) -> y (B,)."""
+    """The target of in-target minimisation (equation 32): all (B,) but q_next, keys (N, B) -> y (B,)."""
     value = min_over_random_subset(q_next, size, keys) + entropy_bonus
     return reward + gamma * (1 - terminated) * value
 
 
 def critic_loss(q, target):
-    """Equation 17, summed over the members: q (N, B), target (B,) -> scalar."""
+    """Equation 33, summed over the members: q (N, B), target (B,) -> scalar."""
     return (q - target).square().mean(1).sum()
 
 
 def actor_loss(q, alpha, log_prob):
-    """Equation 19: q (N, B), alpha (B,), log_prob (B,) -> scalar. The actor sees the ensemble's mean."""
+    """Equation 34: q (N, B), alpha (B,), log_prob (B,) -> scalar. The actor sees the ensemble's mean."""
     return (alpha * log_prob - q.mean(0)).mean()
 
 
 def temperature_loss(log_alpha, log_prob, target_entropy):
-    """Equation 16: log_alpha (B,), log_prob (B,) -> scalar."""
+    """Equation 31: log_alpha (B,), log_prob (B,) -> scalar."""
     return (-log_alpha.exp() * (log_prob + target_entropy)).mean()
 
 
@@ -466,7 +468,7 @@ def prepare_targets(networks, state, rows, k, noise):
 
 
 def update_critics(networks, state, rows, k, size, keys, next_action, entropy_bonus, scales, gamma, tau):
-    """One critic step (equations 17 and 18) and one Polyak step of the targets, in place on `state`.
+    """One critic step (equations 33 and 32) and one Polyak step of the targets, in place on `state`.
 
     rows (B, 2*O + A + 2), k and size (B,), keys (N, B), next_action (B, A), entropy_bonus (B,), scales: a row of adam_scales.
     """
@@ -487,7 +489,7 @@ def update_critics(networks, state, rows, k, size, keys, next_action, entropy_bo
 
 
 def update_actor(networks, state, rows, k, noise, scales):
-    """One actor step (equation 19) in place on `state`: rows (B, 2*O + A + 2), k (B,), noise (B, A)."""
+    """One actor step (equation 34) in place on `state`: rows (B, 2*O + A + 2), k (B,), noise (B, A)."""
     actor, critic, temperature = networks["actor"], networks["critic"], networks["temperature"]
     obs, log_k = rows[:, : networks["obs_dim"]], k.log()[:, None]
     alpha = temperature(temperature.views(state["temperature"]), log_k).exp()
@@ -504,7 +506,7 @@ def update_actor(networks, state, rows, k, noise, scales):
 
 
 def update_temperature(networks, state, rows, k, noise, scales, target_entropy):
-    """One temperature step (equation 16) in place on `state`, with fresh actions of the updated actor."""
+    """One temperature step (equation 31) in place on `state`, with fresh actions of the updated actor."""
     actor, temperature = networks["actor"], networks["temperature"]
     obs, log_k = rows[:, : networks["obs_dim"]], k.log()[:, None]
     _, log_prob = squashed_gaussian(*actor(actor.views(state["actor"]), obs, log_k), noise)
@@ -612,7 +614,7 @@ class Learner:
         return action[:-1].copy()
 
     def update(self, step: int) -> None:
-        """All updates of environment step `step`: G critic steps, one actor step, one temperature step."""
+        """All updates of environment step `step`: G critic steps, one actor step and, where it is learned, the temperature's."""
         self.state["q_lr"].fill_(critic_learning_rate(self.args, step))
         if self.use_graphs and self.update_graph is None:
             self.capture()

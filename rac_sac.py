@@ -608,7 +608,7 @@ class Learner:
         return action[:-1].copy()
 
     def update(self, step: int) -> None:
-        """All updates of environment step `step`: G critic steps, one actor step, one temperature step."""
+        """All updates of environment step `step`: G critic steps, one actor step and, where it is learned, the temperature's."""
         self.state["q_lr"].fill_(critic_learning_rate(self.args, step))
         if self.use_graphs and self.update_graph is None:
             self.capture()

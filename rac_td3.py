@@ -315,7 +315,7 @@ class Actor(nn.Module):
 # The method: targets and losses
 # ----------------------------------------------------------------------------------------------------------------------
 def upq_target(q_next, beta, reward, terminated, gamma):
-    """The target of uncertainty punished Q-learning without entropy (equation 18; equation 3's minus is a misprint).
+    """The target of uncertainty punished Q-learning without entropy (equation 26; equation 3's minus is a misprint).
 
     q_next (N, B): target critics at the next state and smoothed action; beta, reward, terminated (0 or 1) (B,). Returns
     y (B,). The standard deviation divides by N - 1 (equation 8).
@@ -330,12 +330,12 @@ def critic_loss(q, target):
 
 
 def actor_loss(q):
-    """The deterministic policy gradient's loss: q (N, B) -> scalar. The actor sees the ensemble's mean."""
+    """The deterministic policy gradient's loss (equation 29): q (N, B) -> scalar. The actor sees the ensemble's mean."""
     return -q.mean(0).mean()
 
 
 def smoothed_action(action, noise, noise_clip):
-    """The target's action: action, noise (B, A) -> (B, A); clipped twice, the noise and what it gives."""
+    """The target's action (equations 27 and 28): action, noise (B, A) -> (B, A); clipped twice, the noise and what it gives."""
     return (action + noise.clamp(-noise_clip, noise_clip)).clamp(-1, 1)
 
 
@@ -414,7 +414,7 @@ def prepare_targets(networks, state, rows, beta, noise, noise_clip):
 
 
 def update_critics(networks, state, rows, beta, next_action, scales, gamma, tau):
-    """One critic step (equations 17 and 18) and one Polyak step of the targets, in place on `state`.
+    """One critic step (equations 17 and 26) and one Polyak step of the targets, in place on `state`.
 
     rows (B, 2*O + A + 2), beta (B,), next_action (B, A), scales: a row of adam_scales.
     """
@@ -541,7 +541,7 @@ class Learner:
         return action[:-1].copy()
 
     def update(self, step: int) -> None:
-        """All updates of environment step `step`: G critic steps, one actor step, one temperature step."""
+        """All updates of environment step `step`: G critic steps, one actor step and, where it is learned, the temperature's."""
         self.state["q_lr"].fill_(critic_learning_rate(self.args, step))
         if self.use_graphs and self.update_graph is None:
             self.capture()

@@ -136,7 +136,7 @@ class Args:
     num_critics: int = 10
     """ensemble size N"""
     beta: float | None = None
-    """pessimism of the target; by default 0.3 for Walker2d and others, 0.2 for Humanoid, Ant and Hopper"""
+    """pessimism of the upq target; by default 0.3 for Walker2d and others, 0.2 for Humanoid, Ant and Hopper"""
     target_rule: Literal["upq", "in-target-min"] = "upq"
     """mean - beta * std of all critics, or the minimum over a random subset of min_size of them (REDQ)"""
     min_size: float = 2.0
@@ -211,9 +211,8 @@ def check_args(args: Args) -> Args:
     args.beta = BETA.get(name, 0.3) if args.beta is None else args.beta
     args.eval_workers = max(1, min(12, usable_cores() // 2)) if args.eval_workers is None else args.eval_workers
     check(math.isfinite(args.beta) and args.beta >= 0, f"beta is {args.beta}; it must be finite and not negative.")
-    smallest = 2 if args.target_rule == "upq" else 1
-    check(args.num_critics >= smallest, f"num_critics is {args.num_critics}; target_rule {args.target_rule} needs {smallest}.")
-    check(args.target_rule == "upq" or 1 <= args.min_size <= args.num_critics,
+    check(args.num_critics >= 2, f"num_critics is {args.num_critics}; a standard deviation needs at least 2.")
+    check(1 <= args.min_size <= args.num_critics,
           f"min_size is {args.min_size}; it must be between 1 and num_critics, {args.num_critics}.")
     check(math.isfinite(args.alpha) and args.alpha >= 0, f"alpha is {args.alpha}; it must be finite and not negative.")
     # --- shared: argument checks ---
@@ -322,18 +321,18 @@ class Temperature(nn.Module):
         if autotune:
             self.log_alpha = nn.Parameter(torch.tensor([initial_log_alpha]))
         else:
-            self.register_buffer("log_alpha", torch.tensor([math.log(alpha) if alpha > 0 else -math.inf]), persistent=False)
+            self.log_alpha = math.log(alpha) if alpha > 0 else -math.inf
 
-    def forward(self) -> torch.Tensor:
-        """-> log alpha (1,)."""
-        return self.log_alpha
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x (B, any) -> log alpha (1,); of x only the device matters."""
+        return torch.zeros_like(x[:1, 0]) + self.log_alpha
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The method: targets and losses
 # ----------------------------------------------------------------------------------------------------------------------
 def upq_target(q_next, beta, reward, terminated, gamma, entropy_bonus):
-    """The target of uncertainty punished Q-learning (equation 18; equation 3's minus is a misprint).
+    """The target of uncertainty punished Q-learning (equation 6; equation 3's minus is a misprint).
 
     q_next (N, B): target critics at the next state and action; beta a number or (B,); reward, terminated (0 or 1) and
     entropy_bonus (B,), with entropy_bonus = -alpha * log_prob of the next action. Returns y (B,). The standard deviation
@@ -347,8 +346,8 @@ def min_over_random_subset(q, size, keys):
     """The minimum over a uniformly random subset of distinct members, of each sample's own size: (N, B) -> (B,).
 
     q (N, B); size (B,) whole numbers from 1 to N; keys (N, B) uniform random numbers: the subset are the `size` members with
-    the smallest keys. Ranks come from comparing all pairs of keys (of equal keys the earlier member is smaller), so that
-    every subset has exactly its size and no sample needs a loop.
+    the smallest keys. With size (1,) and keys (N, 1) all samples share one subset. Ranks come from comparing all pairs of
+    keys (of equal keys the earlier member is smaller), so that every subset has exactly its size and no sample needs a loop.
     """
     members = torch.arange(len(q), device=q.device)
     earlier = (members[:, None] > members)[:, :, None]  # (N, N, 1): whether member j stands before member i
@@ -363,17 +362,17 @@ def in_target_min(q_next, size, keys, reward, terminated, gamma, entropy_bonus):
 
 
 def critic_loss(q, target):
-    """Equation 17, summed over the members: q (N, B), target (B,) -> scalar."""
+    """The critics' squared error, summed over the members: q (N, B), target (B,) -> scalar."""
     return (q - target).square().mean(1).sum()
 
 
 def actor_loss(q, alpha, log_prob):
-    """Equation 19: q (N, B), alpha (1,), log_prob (B,) -> scalar. The actor sees the ensemble's mean."""
+    """Equation 30: q (N, B), alpha (1,), log_prob (B,) -> scalar. The actor sees the ensemble's mean."""
     return (alpha * log_prob - q.mean(0)).mean()
 
 
 def temperature_loss(log_alpha, log_prob, target_entropy):
-    """Equation 16: log_alpha (1,), log_prob (B,) -> scalar."""
+    """Equation 5: log_alpha (1,), log_prob (B,) -> scalar."""
     return (-log_alpha.exp() * (log_prob + target_entropy)).mean()
 
 
@@ -459,12 +458,12 @@ def prepare_targets(networks, state, rows, noise):
     actor, temperature = networks["actor"], networks["temperature"]
     mean, log_std = actor(actor.views(state["actor"]), rows[:, -networks["obs_dim"] :])
     next_action, log_prob = squashed_gaussian(mean, log_std, noise)
-    alpha = temperature(temperature.views(state["temperature"])).exp()
+    alpha = temperature(temperature.views(state["temperature"]), rows).exp()
     return next_action, -alpha * log_prob
 
 
 def update_critics(networks, state, rows, next_action, entropy_bonus, size, keys, scales, gamma, tau, beta, target_rule):
-    """One critic step (equations 17 and 18) and one Polyak step of the targets, in place on `state`.
+    """One critic step (target: equation 6) and one Polyak step of the targets, in place on `state`.
 
     rows (B, 2*O + A + 2), next_action (B, A), entropy_bonus (B,), size (1,) and keys (N, 1): the minibatch's random subset
     for in-target-min, scales: a row of adam_scales.
@@ -488,10 +487,10 @@ def update_critics(networks, state, rows, next_action, entropy_bonus, size, keys
 
 
 def update_actor(networks, state, rows, noise, scales):
-    """One actor step (equation 19) in place on `state`: rows (B, 2*O + A + 2), noise (B, A)."""
+    """One actor step (equation 30) in place on `state`: rows (B, 2*O + A + 2), noise (B, A)."""
     actor, critic, temperature = networks["actor"], networks["critic"], networks["temperature"]
     obs = rows[:, : networks["obs_dim"]]
-    alpha = temperature(temperature.views(state["temperature"])).exp()
+    alpha = temperature(temperature.views(state["temperature"]), rows).exp()
     critic_parameters = critic.views(state["critic"])
 
     def loss_function(parameters):
@@ -504,12 +503,12 @@ def update_actor(networks, state, rows, noise, scales):
 
 
 def update_temperature(networks, state, rows, noise, scales, target_entropy):
-    """One temperature step (equation 16) in place on `state`, with fresh actions of the updated actor."""
+    """One temperature step (equation 5) in place on `state`, with fresh actions of the updated actor."""
     actor, temperature = networks["actor"], networks["temperature"]
     _, log_prob = squashed_gaussian(*actor(actor.views(state["actor"]), rows[:, : networks["obs_dim"]]), noise)
 
     def loss_function(parameters):
-        return temperature_loss(temperature(parameters), log_prob, target_entropy)
+        return temperature_loss(temperature(parameters, rows), log_prob, target_entropy)
 
     grads, loss = grad_and_value(loss_function)(temperature.views(state["temperature"]))
     adam_(state["temperature"], temperature.pack(grads), state["temperature_m"], state["temperature_v"], scales)
@@ -610,7 +609,7 @@ class Learner:
         return action[:-1].copy()
 
     def update(self, step: int) -> None:
-        """All updates of environment step `step`: G critic steps, one actor step, one temperature step."""
+        """All updates of environment step `step`: G critic steps, one actor step and, where it is learned, the temperature's."""
         self.state["q_lr"].fill_(critic_learning_rate(self.args, step))
         if self.use_graphs and self.update_graph is None:
             self.capture()
@@ -696,7 +695,7 @@ class Learner:
         indices = (torch.rand(count, dtype=torch.float64, **options) * state["size"]).long()
         noise = torch.randn(count + batch, self.action_dim, **options)
         # One random subset for each minibatch; a size of 1.5 is 1 or 2 with equal probability.
-        size = math.floor(args.min_size) + (torch.rand(utd, 1, **options) < args.min_size % 1)
+        size = math.floor(args.min_size) + (torch.rand(utd, 1, **options) < args.min_size % 1).float()
         keys = torch.rand(utd, args.num_critics, 1, **options)
         rows = self.replay[indices]
         n = utd * batch
@@ -802,7 +801,7 @@ class FlatEnv:
 # Evaluation and value bias, in worker processes
 # ----------------------------------------------------------------------------------------------------------------------
 def eval_conditions(args: Args) -> list[float]:
-    """One policy, labelled by the constant beta of its target."""
+    """One policy, labelled by the constant beta of its target (a label without meaning for in-target-min)."""
     return [args.beta]
 
 
@@ -834,7 +833,7 @@ def measured_policy(args: Args, actor: nn.Module, obs: np.ndarray, beta: float, 
 def alphas(learner: Learner, conditions: list[float]) -> list[float]:
     """The temperature."""
     temperature = learner.networks["temperature"]
-    return temperature(temperature.views(learner.state["temperature"])).exp().tolist()
+    return temperature(temperature.views(learner.copy_of("temperature")), torch.zeros(1, 1)).exp().tolist()
 
 
 # --- shared: evaluation ---

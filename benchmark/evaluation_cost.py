@@ -6,7 +6,8 @@ First, for each environment: the core-seconds of one evaluation of the full prot
 episodes all last 1000 steps, so an upper bound, and their share of all core-seconds of a run that evaluates every
 eval_frequency steps. Then, in the first environment, rounds of training steps alone and with an evaluation beside them:
 what the evaluation takes from training, in core-seconds, over the processor time that its workers used. 1.00 is an
-evaluation that costs exactly its own work. The untrained policy must not fall in that environment (Ant-v4 stands).
+evaluation that costs exactly its own work. The untrained policy must not fall in that environment (Ant-v4 stands). All on
+the CPU; a training step is `Learner.update`, without acting and simulator.
 """
 
 import os
@@ -30,7 +31,7 @@ class CostOptions:
     rounds: int = 5
     """rounds of training alone and with an evaluation beside it"""
     policies: int = 2
-    """policies of the evaluation beside training"""
+    """policies of the evaluation beside training (of scripts that have several)"""
 
 
 def core_seconds(module, env_id: str, rounds: int) -> tuple[float, float]:
@@ -68,17 +69,19 @@ def processor_seconds(pid: int) -> float:
 
 def beside_training(options: CostOptions) -> None:
     """Print the cost of an evaluation to the training beside it, over its workers' processor time."""
-    module, _, learner = make_learner(options.script, Options(env_id=options.env_ids[0]))
+    module, _, learner = make_learner(options.script, Options(env_id=options.env_ids[0], cuda=False))
     first_update(learner)
     args = learner.args
-    args.num_eval_policies, cores, ratios = options.policies, module.usable_cores(), []
+    if hasattr(args, "num_eval_policies"):
+        args.num_eval_policies = options.policies
+    cores, ratios = torch.get_num_threads(), []
     with module.Evaluator(args, list(range(args.eval_episodes)), print) as evaluator:
 
         def evaluate() -> tuple[int, float, float]:
             """Training steps, seconds and workers' seconds while one evaluation runs."""
             used = sum(processor_seconds(worker["process"].pid) for worker in evaluator.workers)
             evaluator.submit({"step": STEP, "actor": learner.copy_of("actor"), "critic": None,
-                              "alphas": [0.0] * options.policies})  # fmt: skip
+                              "alphas": [0.0] * len(module.eval_conditions(args))})  # fmt: skip
             start, steps = time.perf_counter(), 0
             while not evaluator.poll():
                 learner.update(STEP)
@@ -102,16 +105,16 @@ def beside_training(options: CostOptions) -> None:
 
 def main() -> None:
     options = tyro.cli(CostOptions, description=__doc__)
-    print(f"{processor()}, {time.strftime('%Y-%m-%d %H:%M')}\n", flush=True)
+    print(f"{processor(torch.device('cpu'))}, {time.strftime('%Y-%m-%d %H:%M')}\n", flush=True)
     rows = []
     for env_id in options.env_ids:
-        module, _, learner = make_learner(options.script, Options(env_id=env_id))
-        args, cores = learner.args, module.usable_cores()
+        module, _, learner = make_learner(options.script, Options(env_id=env_id, cuda=False))
+        args, cores = learner.args, torch.get_num_threads()
         first_update(learner)
         step = statistics.median(time_block(learner, 5) for _ in range(5))
         torch.set_num_threads(1)
         one, physics = core_seconds(module, env_id, options.rounds)
-        evaluation = one * args.num_eval_policies
+        evaluation = one * len(module.eval_conditions(args))
         share = evaluation / (evaluation + args.eval_frequency * step * cores)
         rows.append((env_id, 1e6 * one / 1000 / args.eval_episodes, f"{100 * physics / one:.0f} %", evaluation, 1e3 * step,
                      f"{100 * share:.1f} %"))  # fmt: skip

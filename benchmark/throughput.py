@@ -7,13 +7,14 @@
 Timed is `Learner.update`: sampling, the G critic updates, one actor and one temperature update, on a replay of random
 numbers. All programs and the matrix floor take turns, block by block, so that a machine whose speed drifts does not favour
 one of them; ratios are medians over blocks that stood side by side. The floor is the step's matrix products (FLOP from the
-shapes of the weights) at the best exact float32 rate of a batched 256 x 256 x 256 product. Burn-in and compilation are
-not counted.
+shapes of the weights) at the best exact float32 rate of a batched product; a peer's ratio is to the first script's floor.
+Burn-in and compilation are not counted.
 """
 
 import dataclasses
 import importlib
 import json
+import math
 import os
 import platform
 import statistics
@@ -77,6 +78,11 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
+def use_cuda(options: Options) -> bool:
+    """Whether the GPU is used: asked for or present, and not declined."""
+    return options.cuda is not False and torch.cuda.is_available()
+
+
 def make_learner(script: str, options: Options):
     """The module of a script, and its learner with a full replay of random numbers."""
     module = importlib.import_module(script)
@@ -86,7 +92,7 @@ def make_learner(script: str, options: Options):
     args = module.check_args(args)
     if hasattr(args, "target_entropy") and args.target_entropy is None:
         args.target_entropy = -float(env.action_dim)
-    device = torch.device("cuda" if options.cuda is not False and torch.cuda.is_available() else "cpu")
+    device = torch.device("cuda" if use_cuda(options) else "cpu")
     module.set_up_torch(args, device)
     torch.set_num_threads(module.default_threads())
     learner = module.Learner(args, env.obs_dim, env.action_dim, device)
@@ -114,8 +120,13 @@ def time_block(learner, steps: int) -> float:
 
 
 def matrix_rate(device: torch.device) -> float:
-    """FLOP per second of the fastest exact float32 batched product (10 x 256 x 256 x 256) at any precision setting."""
-    a, b = torch.randn(2, 10, 256, 256, device=device)
+    """FLOP per second of the fastest exact float32 batched product at any precision setting.
+
+    Ten products of 256 x 256 x 256, the work's own, on a CPU; of 2048 x 2048 x 2048 on a GPU, where smaller ones would
+    measure the launch.
+    """
+    size = 2048 if device.type == "cuda" else 256
+    a, b = torch.randn(2, 10, size, size, device=device)
     exact, best = a.double() @ b.double(), 0.0
     before = torch.get_float32_matmul_precision()
     for precision in ("highest", "high", "medium"):
@@ -127,7 +138,7 @@ def matrix_rate(device: torch.device) -> float:
                 for _ in range(20):
                     torch.bmm(a, b)
                 synchronize(device)
-                best = max(best, 20 * 2 * 10 * 256**3 / (time.perf_counter() - start))
+                best = max(best, 20 * 2 * 10 * size**3 / (time.perf_counter() - start))
     torch.set_float32_matmul_precision(before)
     return best
 
@@ -216,7 +227,7 @@ def split_step(module, env, learner, steps: int) -> dict[str, float]:
 
 def host_seconds(script: str, options: Options) -> float:
     """Seconds per environment step of the same calls on the smallest tensors: what Python and dispatch cost."""
-    tiny = dataclasses.replace(options, num_critics=2, batch_size=8, hidden_dim=8)
+    tiny = dataclasses.replace(options, num_critics=2, batch_size=8, hidden_dim=8, cudagraphs=False)
     _, _, learner = make_learner(script, tiny)
     first_update(learner)
     return statistics.median(time_block(learner, 20) for _ in range(5))
@@ -242,12 +253,12 @@ def compare(options: Options) -> dict:
     programs, first = {}, {}
     for script, (_, _, learner) in learners.items():
         first[script] = first_update(learner)
-        steps = max(1, round(1 / time_block(learner, 2)))
+        steps = math.ceil(1 / time_block(learner, 2))
         programs[script] = lambda learner=learner, steps=steps: time_block(learner, steps)
     if options.peer != "none":
         peer = Peer(options)
         first[options.peer] = peer.first
-        steps = max(1, round(1 / peer.time_block(2)))
+        steps = math.ceil(1 / peer.time_block(2))
         programs[options.peer] = lambda: peer.time_block(steps)
     blocks, rates = {name: [] for name in programs}, []
     for repeat in range(options.repeats + 1):
@@ -256,15 +267,18 @@ def compare(options: Options) -> dict:
             rates.append(turn.pop("rate"))
             for name, seconds in turn.items():
                 blocks[name].append(seconds)
-    floors = [step_flop(learners[options.scripts[0]][2]) / rate for rate in rates]
+    flops = {name: step_flop(learner) for name, (_, _, learner) in learners.items()}
+    flop = flops[options.scripts[0]]
+    floors = [flop / rate for rate in rates]
     rows, results = [], {}
     for name, seconds in blocks.items():
-        over_floor = statistics.median(s / f for s, f in zip(seconds, floors, strict=True))
+        floors_of = [flops.get(name, flop) / rate for rate in rates]
+        over_floor = statistics.median(s / f for s, f in zip(seconds, floors_of, strict=True))
         rows.append((name, *milliseconds(seconds), f"{over_floor:.2f}", first[name]))
         results[name] = {"seconds": seconds, "over_floor": over_floor, "first_update_seconds": first[name]}
     rows.append(("matrix floor", *milliseconds(floors), "1.00", "-"))
     print(table(("program", "ms per environment step", "min to max", "x floor", "first update, s"), rows))
-    print(f"matrix floor: {step_flop(learners[options.scripts[0]][2]) / 1e9:.1f} GFLOP at {max(rates) / 1e9:.0f} GFLOP/s at best")
+    print(f"matrix floor: {flop / 1e9:.1f} GFLOP at {max(rates) / 1e9:.0f} GFLOP/s at best")
     reference = options.scripts[0]
     for name in list(blocks)[1:]:
         pairs = [other / own for other, own in zip(blocks[name], blocks[reference], strict=True)]
@@ -279,7 +293,8 @@ def compare(options: Options) -> dict:
             host = host_seconds(script, options)
             results[script].update(split_seconds=parts, host_seconds=host)
             whole = sum(parts.values())
-            print(f"\nwhere an environment step of {script} spends its time")
+            how = " (without CUDA graph, waiting for the GPU after each part)" if device.type == "cuda" else ""
+            print(f"\nwhere an environment step of {script} spends its time{how}")
             shares = [(part, f"{1e3 * s:.2f}", f"{100 * s / whole:.1f} %") for part, s in parts.items()]
             print(table(("part", "ms", "share"), [*shares, ("whole step", f"{1e3 * whole:.2f}", "100.0 %")]))
             print(f"host overhead within it (the same calls on the smallest tensors): {1e3 * host:.2f} ms")
@@ -295,7 +310,7 @@ def sweep(options: Options) -> dict:
         if key not in seen:
             _, _, learner = make_learner(script, sizes)
             first_update(learner)
-            steps, pairs = max(1, round(1 / time_block(learner, 2))), []
+            steps, pairs = math.ceil(1 / time_block(learner, 2)), []
             for _ in range(options.repeats):
                 floor = step_flop(learner) / matrix_rate(learner.device)
                 pairs.append((time_block(learner, steps), floor))
@@ -311,11 +326,11 @@ def sweep(options: Options) -> dict:
                 [(r["varied"], r["value"], 1e3 * r["seconds"], f"{r['seconds'] / base:.2f}", r["gflop"],
                   f"{r['over_floor']:.2f}") for r in results]))  # fmt: skip
     if options.plot:
-        draw(results, options, script)
+        draw(results, options, script, torch.device("cuda" if use_cuda(options) else "cpu"))
     return {"sweep": results}
 
 
-def draw(results: list[dict], options: Options, script: str) -> None:
+def draw(results: list[dict], options: Options, script: str, device: torch.device) -> None:
     """The sweep as three panels with logarithmic axes; the dashed line is proportional growth."""
     import matplotlib
 
@@ -334,14 +349,14 @@ def draw(results: list[dict], options: Options, script: str) -> None:
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("ms per environment step")
     axes[0].legend(frameon=False)
-    figure.suptitle(f"{options.env_id} sizes, {processor()}", fontsize=10)
+    figure.suptitle(f"{options.env_id} sizes, {processor(device)}", fontsize=10)
     figure.savefig(options.plot, dpi=150)
 
 
-def processor() -> str:
+def processor(device: torch.device) -> str:
     """The device in words."""
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
     name = platform.processor() or platform.machine()
     if os.path.exists("/proc/cpuinfo"):
         models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
@@ -351,16 +366,16 @@ def processor() -> str:
 
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
-    _, env, _ = make_learner(options.scripts[0], dataclasses.replace(options, compile=False, cudagraphs=False))
-    graph = options.cudagraphs and options.cuda is not False and torch.cuda.is_available()
+    _, env, learner = make_learner(options.scripts[0], dataclasses.replace(options, compile=False, cudagraphs=False))
+    device, graph = processor(learner.device), options.cudagraphs and use_cuda(options)
     mode = ("compiled" if options.compile else "eager") + (", CUDA graph" if graph else "")
     print(f"{options.env_id} ({env.obs_dim} observations, {env.action_dim} actions), UTD {options.utd}, N {options.num_critics}, "
-          f"batch {options.batch_size}, hidden {options.hidden_dim}, {mode}\n{processor()}, PyTorch {torch.__version__}, "
+          f"batch {options.batch_size}, hidden {options.hidden_dim}, {mode}\n{device}, PyTorch {torch.__version__}, "
           f"precision {torch.get_float32_matmul_precision()}, {time.strftime('%Y-%m-%d %H:%M')}\n", flush=True)  # fmt: skip
     results = sweep(options) if options.sweep else compare(options)
     if options.json:
         about = {"options": {k: str(v) if isinstance(v, Path) else v for k, v in dataclasses.asdict(options).items()},
-                 "processor": processor(), "torch": torch.__version__, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}  # fmt: skip
+                 "processor": device, "torch": torch.__version__, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}  # fmt: skip
         temporary = options.json.with_name(options.json.name + ".tmp")
         temporary.write_text(json.dumps({**about, **results}, indent=2))
         temporary.replace(options.json)

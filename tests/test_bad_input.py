@@ -59,9 +59,11 @@ OF_OTHERS = [
     ("rac_td3", ["--explore-beta-max", "0.9"], r"explore_beta_max is 0.9; it must not exceed train_beta_max, 0.8"),
     ("vanilla_rac", ["--beta", "-0.1"], r"beta is -0.1; it must be finite and not negative"),
     ("vanilla_rac", ["--target-rule", "in-target-min", "--min-size", "4"], r"min_size is 4.0; it must be between 1 and"),
-    ("vanilla_rac", ["--num-critics", "1"], r"num_critics is 1; target_rule upq needs 2"),
+    ("vanilla_rac", ["--num-critics", "1"], r"num_critics is 1; a standard deviation needs at least 2"),
     ("rac_itm", ["--train-k-max", "3.5"], r"train_k_max is 3.5; it must be between 1 and num_critics, 3"),
     ("rac_itm", ["--explore-k-max", "2.5"], r"explore_k_max is 2.5; it must not exceed train_k_max, 2.0"),
+    ("vanilla_rac", ["--min-size", "nan"], r"min_size is nan; it must be between 1 and"),
+    ("rac_itm", ["--eval-k-max", "1"], r"eval_k_max is 1.0; it must be above 1"),
     ("rac_itm", ["--eval-k-max", "0.5"], r"eval_k_max is 0.5; it must be between 1 and num_critics"),
     ("rac_itm", ["--utd", "0"], r"utd is 0; it must be at least 1"),
 ]  # fmt: skip

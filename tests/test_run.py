@@ -164,11 +164,7 @@ def test_sigkill_and_resume_is_exact(cli):
     assert_same_run(whole, cut)
 
 
-SIGNALS = [("rac_sac", signal.SIGINT), ("rac_sac", signal.SIGTERM), ("rac_td3", signal.SIGINT),
-           ("vanilla_rac", signal.SIGTERM), ("rac_itm", signal.SIGINT)]  # fmt: skip
-
-
-@pytest.mark.parametrize("cli,number", SIGNALS, indirect=["cli"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_write_a_checkpoint(cli, number):
     whole = cli.train("whole")
     process = cli.start("--env-id", "Hopper-v4", "--run-name", "cut", *cli.tiny)
@@ -363,7 +359,6 @@ def test_interrupted_while_compiling(cli):
     assert final_state(cli.folder / "runs/run")["global_step"] >= 0
 
 
-@every_script
 def test_compiled_run_resumes_exactly(cli):
     """Compiled, with the default deterministic settings, across processes."""
     arguments = [a for a in cli.tiny if a != "--no-compile"]

@@ -577,7 +577,7 @@ class Learner:
         self.obs = torch.zeros(1, obs_dim, device=device)
         self.action = torch.zeros(action_dim + 1, device=device)
         self.generator = torch.Generator(device).manual_seed(args.seed)
-        # Without that option the CPU compiler fuses loops that share nothing but their ranges: where the batch size equals
+        # Without this option the CPU compiler fuses loops that share nothing but their ranges: where the batch size equals
         # hidden_dim, the last layer's weight gradient then walks its input against the grain.
         options = {"cpp.max_horizontal_fusion_size": 1}
         compiled = functools.partial(torch.compile, fullgraph=True, dynamic=False, options=options)

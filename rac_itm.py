@@ -1545,7 +1545,10 @@ def run_training(args, run_dir: Path, checkpoint: dict | None, env: FlatEnv, lea
 
 
 def evaluate_run(run_dir: str, capture_video: bool) -> None:
-    """Print condition -> return +- std of a run's policies on fresh episodes, the one that was best in training marked."""
+    """Print condition -> return +- std of a run's policies on fresh episodes, and write it into evaluate.csv.
+
+    The policy that was best in training is marked: its return here is free of the maximum's upward bias.
+    """
     checkpoint = load_checkpoint(run_dir)
     args, state, step = Args(**checkpoint["args"]), checkpoint["state"], checkpoint["global_step"]
     FlatEnv(args.env_id).env.close()  # a missing environment is the user's to mend, not a worker's to die of
@@ -1557,9 +1560,15 @@ def evaluate_run(run_dir: str, capture_video: bool) -> None:
     best = checkpoint["last_evaluation"].get(f"best_{CONDITION}", conditions[best_policy(finished[0])])
     print(f"{args.env_id}, step {step}, {args.eval_episodes} fresh episodes per {CONDITION}")
     print(f"{CONDITION:>10} {'return':>10} {'std':>9}")
+    lines = [f"step,{CONDITION},return,return_std,best_in_training"]
     for i, condition in enumerate(conditions):
         returns, mark = finished[0]["returns"][i], "  <- best in training" if condition == best else ""
         print(f"{condition:10.4f} {returns.mean():10.1f} {returns.std():9.1f}{mark}")
+        lines.append(f"{step},{condition:.6g},{returns.mean()},{returns.std()},{int(condition == best)}")
+    try:
+        write_whole(Path(run_dir) / "evaluate.csv", lambda file: file.write("\n".join([*lines, ""]).encode()))
+    except OSError as error:
+        print(f"evaluate.csv could not be written: {first_line(error)}", file=sys.stderr)
     if capture_video:
         networks = build_networks(args, checkpoint["obs_dim"], checkpoint["action_dim"])
         record_episode(args, networks["actor"].bind(state["actor"]), best, Path(run_dir), f"evaluate-step-{step}")

@@ -266,7 +266,13 @@ def test_evaluate_and_video(cli):
     assert result.stdout.count("best in training") == 1 and messages(result.stderr) == []
     assert result.stdout == cli.run("--evaluate", run_dir, "--capture-video").stdout
     assert list((run_dir / "videos").glob(f"evaluate-step-300-{condition}-*.mp4"))
-    assert before == {p.name: p.read_bytes() for p in run_dir.iterdir() if p.is_file()}
+    after = {p.name: p.read_bytes() for p in run_dir.iterdir() if p.is_file()}
+    with open(run_dir / "evaluate.csv") as file:
+        rows = list(csv.DictReader(file))
+    written = {f"{float(r[condition]):.4f}": (round(float(r["return"]), 1), round(float(r["return_std"]), 1)) for r in rows}
+    assert written == values and {r["step"] for r in rows} == {"300"}
+    assert [r["best_in_training"] for r in rows].count("1") == 1
+    assert before == {name: content for name, content in after.items() if name != "evaluate.csv"}
 
 
 # --------------------------------------------------------------------------------------------------------------- tracking

@@ -1,5 +1,9 @@
 """Small environments with one property each, used as `--env-id toy_envs:Name-v0`."""
 
+import multiprocessing
+import os
+import signal
+
 import gymnasium as gym
 import numpy as np
 
@@ -29,6 +33,8 @@ class Counter(gym.Env):
             reward = np.inf
         if bad and self.bad == "loss":
             reward = 1e30  # finite itself, but its square is not in float32
+        if bad and self.bad == "death" and multiprocessing.parent_process() is None:  # of training, not of a worker
+            os.kill(os.getpid(), signal.SIGKILL)
         over = self.count == self.length
         return obs, reward, over and self.ends == "termination", over and self.ends == "truncation", {}
 
@@ -57,6 +63,7 @@ for name, entry, kwargs in (
     ("NanObservation-v0", Counter, {"bad": "observation"}),
     ("InfReward-v0", Counter, {"bad": "reward"}),
     ("InfLoss-v0", Counter, {"bad": "loss"}),
+    ("Deadly-v0", Counter, {"bad": "death"}),
     ("Lottery-v0", Lottery, {}),
     ("DictObs-v0", Spaces, {"obs": "dict", "action": "box"}),
     ("DiscreteAction-v0", Spaces, {"obs": "box", "action": "discrete"}),

@@ -1,0 +1,117 @@
+"""A Weights & Biases report of tracked runs: curves by algorithm and environment, the family of policies, the report's tables.
+
+Used by `report.py --publish`. The specification is built without login or network and always written to disk; publishing it
+needs a key (`wandb login`).
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+COLUMN = 8  # width of a panel in the grid of 24 columns
+TITLE = "Realistic Actor-Critic"
+
+
+def build_specification(tables: list, groups: list, entity: str, project: str):
+    """The report as an object of wandb-workspaces that is not saved yet.
+
+    tables: ("heading", (text,)) and ("table", (header, rows)) in order; groups: those with tracked runs.
+    """
+    import wandb_workspaces.reports.v2 as wr
+    from report import markdown_table
+
+    blocks = [wr.H1("Learning"), wr.TableOfContents()]
+    for env_id in dict.fromkeys(group.env_id for group in groups):
+        here = [group for group in groups if group.env_id == env_id]
+        # A run set that names its project makes wandb-workspaces ask the server for the project's number, which needs a
+        # login. One without a project is of the report's own project: the same runs, and nothing to ask.
+        run_sets = [
+            wr.Runset(
+                name=group.label,
+                filters=f"Config('exp_name') == '{group.exp_name}' and Config('env_id') == '{env_id}'",
+                groupby=["config.exp_name"],
+            )
+            for group in here
+        ]
+
+        def line(title: str, metrics: list[str], place: int, **options):
+            layout = wr.Layout(x=COLUMN * (place % 3), y=6 * (place // 3), w=COLUMN, h=6)
+            return wr.LinePlot(title=title, x="global_step", y=metrics, smoothing_factor=0, layout=layout,
+                               title_x="environment steps", **options)  # fmt: skip
+
+        spread = {"groupby_aggfunc": "mean", "groupby_rangefunc": "stddev"}  # over the seeds of a run set
+        curves = [("return of the best policy", "eval/best_return"), ("mean of normalised value bias", "eval/bias_mean"),
+                  ("std of normalised value bias", "eval/bias_std"), ("ensemble mean of Q", "losses/qf_values"),
+                  ("ensemble std of Q", "losses/qf_std"), ("steps per second", "charts/SPS")]  # fmt: skip
+        panels = [line(title, [metric], place, **spread) for place, (title, metric) in enumerate(curves)]
+        blocks += [wr.H2(env_id), wr.PanelGrid(runsets=run_sets, panels=panels)]
+        for group, run_set in zip(here, run_sets, strict=True):
+            columns = list(group.runs[0].eval)
+            returns = [f"eval/{name}" for name in columns if name.startswith("return_")]
+            if len(returns) == 1:
+                continue
+            alphas = [f"eval/{name}" for name in columns if name.startswith("alpha_")]
+            family = [(f"return per {group.condition}", returns), (f"best {group.condition}", [f"eval/best_{group.condition}"])]
+            family += [(f"temperature per {group.condition}", alphas)] if alphas else []
+            panels = [line(title, metrics, place, **spread) for place, (title, metrics) in enumerate(family)]
+            own = wr.Runset(name=run_set.name, filters=run_set.filters, groupby=run_set.groupby)
+            blocks += [wr.H3(f"{group.label}: the family of policies"), wr.PanelGrid(runsets=[own], panels=panels)]
+    blocks.append(wr.H1("Tables"))
+    heading = ""
+    for kind, content in tables:
+        if kind == "heading":
+            (heading,) = content
+        else:
+            blocks += [wr.H2(heading)] if heading else []
+            blocks.append(wr.MarkdownBlock(markdown_table(*content)))
+            heading = ""
+    commits = ", ".join(sorted({run.commit[:12] for group in groups for run in group.runs}))
+    seeds = max(len(group.runs) for group in groups)
+    description = f"Up to {seeds} seeds per algorithm and environment; commits {commits}."
+    return wr.Report(project=project, entity=entity, title=TITLE, description=description, width="fluid", blocks=blocks)
+
+
+def specification(report) -> dict:
+    """What would be sent to Weights & Biases, as plain data."""
+    return json.loads(report._to_model().model_dump_json(by_alias=True, exclude_none=True))
+
+
+def publish(tables: list, groups: list, path: Path, entity: str | None, project: str | None) -> None:
+    """Write the specification to `path`; then save the report online, or say why not."""
+    from report import Group
+
+    tracked = [Group(g.env_id, g.exp_name, [run for run in g.runs if run.tracked], g.label) for g in groups]
+    tracked = [group for group in tracked if group.runs]
+    left_out = sum(len(g.runs) for g in groups) - sum(len(g.runs) for g in tracked)
+    if not tracked:
+        print("not published: none of these runs was tracked; train with --track", file=sys.stderr)
+        return
+    if left_out:
+        print(f"warning: {left_out} runs were not tracked and are not in the Weights & Biases report's panels", file=sys.stderr)
+    runs = [run for group in tracked for run in group.runs]
+    of_runs = {name: {run.args[f"wandb_{name}"] for run in runs} for name in ("entity", "project_name")}
+    project = project or sorted(of_runs["project_name"])[0]
+    entity = entity or next((name for name in of_runs["entity"] if name), None)
+    others = of_runs["project_name"] - {project}
+    if others:
+        print(f"warning: runs of the projects {', '.join(sorted(others))} are not in a report of {project}", file=sys.stderr)
+    report = build_specification(tables, tracked, entity or "", project)
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(json.dumps(specification(report), indent=2))
+    temporary.replace(path)
+    os.environ.setdefault("WANDB_HTTP_TIMEOUT", "20")
+    import wandb
+
+    try:
+        if os.environ.get("WANDB_MODE", "online") != "online":
+            raise ConnectionError(f"WANDB_MODE is {os.environ['WANDB_MODE']}")
+        if not wandb.login(prompt=False, verify=False):
+            raise ConnectionError("no API key; `wandb login` stores one")
+        if entity is None:
+            report.entity = wandb.Api(timeout=20).default_entity
+        report.save()
+        print(f"published: {report.url}")
+    except Exception as error:  # whatever the service answers, the specification is on disk
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        print(f"not published ({reason}); the report's specification is in {path}", file=sys.stderr)

@@ -1,0 +1,828 @@
+"""Redraw the paper's tables and figures from run directories: report.md with PNG figures, and a self-contained report.html.
+
+    python benchmark/report.py runs/ --out report/
+    python benchmark/report.py runs/ --out report/ --publish --entity TEAM --project PROJECT
+
+Reads any number of run directories, unfinished ones too. What cannot be used is named in a warning, on the screen and in the
+report. The paper's values are in benchmark/paper/.
+"""
+
+import base64
+import csv
+import html
+import json
+import math
+import re
+import sys
+import warnings
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pandas as pd
+import tyro
+from experiments import (
+    HARMLESS,
+    PAPER_ENVS,
+    SMOKE,
+    SWEEPS,
+    VARIANTS,
+    base_of,
+    is_ablation,
+    label,
+    short_name,
+    sweep_value,
+)
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+PAPER = Path(__file__).resolve().parent / "paper"
+CONDITIONS = {"rac_sac": "beta", "rac_td3": "beta", "vanilla_rac": "beta", "rac_itm": "k"}
+HOUSEKEEPING = (*HARMLESS, "seed", "env_id", "exp_name", "run_root", "run_name", "resume", "evaluate", "total_timesteps")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")  # Okabe and Ito's
+LINES = ("-", "--", "-.", ":")
+STYLE = {"figure.dpi": 110, "font.size": 9, "axes.grid": True, "grid.alpha": 0.3, "axes.spines.top": False,
+         "axes.spines.right": False, "legend.frameon": False, "savefig.bbox": "tight"}  # fmt: skip
+TITLE = "Realistic Actor-Critic: report"
+HTML_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
+table { border-collapse: collapse; font-size: 13px }
+td, th { border-bottom: 1px solid #ddd; padding: .3rem .7rem; text-align: left }
+div { overflow-x: auto }
+img { max-width: 100% }
+figure { margin: 1.5rem 0 }
+figcaption { color: #555; font-size: 13px }
+"""
+NONE = "—"  # in a table's cell
+
+
+class UserError(Exception):
+    """A mistake of the user: shown as one sentence, exit code 2."""
+
+
+@dataclass
+class Options:
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """run directories, or folders that hold them at any depth"""
+    out: Path = Path("report")
+    """the folder that the report is written into"""
+    bootstrap: int = 2000
+    """bootstrap repetitions of the intervals"""
+    publish: bool = False
+    """also make a Weights & Biases report of the tracked runs; its specification is written to wandb_report.json"""
+    entity: str | None = None
+    """the Weights & Biases entity (team); by default that of the runs, else your own"""
+    project: str | None = None
+    """the Weights & Biases project; by default that of the runs"""
+
+
+@dataclass
+class Run:
+    path: Path
+    script: str
+    args: dict
+    commit: str
+    device: str
+    eval: pd.DataFrame  # index: step
+    train: pd.DataFrame  # index: step, may be empty
+    fresh: pd.DataFrame  # evaluate.csv, may be empty
+
+    env_id = property(lambda self: self.args["env_id"])
+    seed = property(lambda self: self.args["seed"])
+    exp_name = property(lambda self: self.args["exp_name"])
+    condition = property(lambda self: CONDITIONS[self.script])
+    total = property(lambda self: self.args["total_timesteps"])
+    last = property(lambda self: int(self.eval.index[-1]))
+    finished = property(lambda self: self.last >= self.total)
+    tracked = property(lambda self: (self.path / "wandb_id").exists())
+
+
+@dataclass
+class Group:
+    """The runs of one experiment name in one environment: one per seed."""
+
+    env_id: str
+    exp_name: str
+    runs: list[Run] = field(default_factory=list)
+    label: str = ""
+
+    condition = property(lambda self: self.runs[0].condition)
+    last = property(lambda self: min(run.last for run in self.runs))  # the last step that every seed has been evaluated at
+
+
+# ------------------------------------------------------------------------------------------------------------ reading runs
+def read_csv(path: Path, warn) -> pd.DataFrame:
+    """A CSV file of numbers by its step; what is cut off or damaged is left out from there on, with a warning."""
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        if path.exists():
+            warn(f"{path} cannot be read ({error}): left out.")
+        return pd.DataFrame()
+    lines = text.split("\n")
+    if lines[-1]:
+        warn(f"{path} ends in the middle of a row: that row is left out.")
+    rows = list(csv.reader(lines[:-1]))
+    if len(rows) < 2:
+        return pd.DataFrame()
+    values = []
+    for number, row in enumerate(rows[1:], 2):
+        try:
+            if len(row) != len(rows[0]):
+                raise ValueError
+            values.append([float(cell) if cell else math.nan for cell in row])
+        except ValueError:
+            warn(f"{path} is damaged in line {number}: left out from there on.")
+            break
+    frame = pd.DataFrame(values, columns=rows[0])
+    return (
+        frame.set_index(frame["step"].astype(int))
+        if "step" in frame and len(frame) and frame["step"].notna().all()
+        else pd.DataFrame()
+    )
+
+
+def load_run(path: Path, warn) -> Run | None:
+    """The run in a directory; None, with a warning, if it cannot be used."""
+    try:
+        config = json.loads((path / "config.json").read_text())
+        script, args = config["script"], config["args"]
+        condition = CONDITIONS[script]
+        wanted = {"env_id": str, "seed": int, "exp_name": str, "total_timesteps": int}
+        if not all(isinstance(args[name], kind) for name, kind in wanted.items()):
+            raise TypeError
+    except FileNotFoundError:
+        return warn(f"{path} has no config.json: left out.")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return warn(f"{path} has a damaged config.json, or one that is not of this project: left out.")
+    evaluations = read_csv(path / "eval.csv", warn)
+    if evaluations.empty:
+        return warn(f"{path} has no evaluation yet: left out.")
+    policies = sum(name.startswith("return_") for name in evaluations)
+    needed = {"best_return", "best_return_std", f"best_{condition}"}
+    if not needed <= set(evaluations) or policies != args.get("num_eval_policies", 1):
+        return warn(f"{path} is mixed up: its eval.csv is not one of {script}.py with the arguments in config.json: left out.")
+    if not evaluations.index.is_monotonic_increasing or not evaluations.index.is_unique:
+        return warn(f"{path} is mixed up: the steps in its eval.csv do not grow: left out.")
+    if evaluations.index[-1] > args["total_timesteps"]:
+        return warn(f"{path} is mixed up: its eval.csv goes beyond the {args['total_timesteps']} steps of config.json: left out.")
+    commit, device = (str(config.get(name) or "unknown") for name in ("git_commit", "device"))
+    train, fresh = (read_csv(path / name, warn) for name in ("train.csv", "evaluate.csv"))
+    return Run(path, script, args, commit, device, evaluations, train, fresh)
+
+
+def find_runs(paths, warn) -> list[Run]:
+    """All runs in and below the given directories; folders without a run anywhere in them are named in a warning."""
+
+    def search(folder: Path) -> list[Run] | None:
+        """The usable runs at or below a folder; None if there is no run directory, usable or not."""
+        if any((folder / name).exists() for name in ("config.json", "eval.csv", "train.csv", "checkpoint.pt")):
+            run = load_run(folder, warn)
+            return [run] if run else []
+        found = {child: search(child) for child in sorted(folder.iterdir()) if child.is_dir() and not child.name.startswith(".")}
+        if all(runs is None for runs in found.values()):
+            return None
+        for child, runs in found.items():
+            if runs is None:
+                warn(f"{child} is not a run directory: left out.")
+        return [run for runs in found.values() for run in runs or []]
+
+    everything = []
+    for path in paths:
+        if not path.is_dir():
+            raise UserError(f"{path} is not a directory; give run directories, or folders that hold them.")
+        runs = search(path)
+        if runs is None:
+            warn(f"{path} holds no run directory.")
+        everything += runs or []
+    unique = {run.path.resolve(): run for run in everything}
+    return list(unique.values())
+
+
+def group_runs(runs: list[Run], warn) -> list[Group]:
+    """Runs by environment and experiment name, in the paper's order; other settings under one name are told apart."""
+    groups = {}
+    for run in runs:
+        settings = {name: value for name, value in run.args.items() if name not in HOUSEKEEPING}
+        key = (run.env_id, run.exp_name, run.script, json.dumps(settings, sort_keys=True))
+        groups.setdefault(key, Group(run.env_id, run.exp_name)).runs.append(run)
+    by_name = defaultdict(list)
+    for group in groups.values():
+        by_name[group.env_id, group.exp_name].append(group)
+    for (env_id, name), same in by_name.items():
+        for group in same:
+            group.label = label(name)
+        if len(same) > 1:
+            all_args = [{**group.runs[0].args, "script": group.runs[0].script} for group in same]
+            names = sorted({key for args in all_args for key in args} - set(HOUSEKEEPING))
+            differing = [key for key in names if len({json.dumps(args.get(key)) for args in all_args}) > 1]
+            for group, args in zip(same, all_args, strict=True):
+                group.label += " [" + ", ".join(f"{key} {args.get(key)}" for key in differing) + "]"
+            where = "; ".join(str(group.runs[0].path) for group in same)
+            warn(f"runs of {name} on {env_id} differ in {', '.join(differing)} and are shown apart ({where}).")
+    for group in groups.values():
+        seeds = {}
+        for run in sorted(group.runs, key=lambda run: (run.last, str(run.path))):
+            if run.seed in seeds:
+                warn(f"{seeds[run.seed].path} and {run.path} are the same run (seed {run.seed}); the longer one is used.")
+            seeds[run.seed] = run
+        group.runs = [seeds[seed] for seed in sorted(seeds)]
+    order = {name: i for i, name in enumerate(VARIANTS)}
+    return sorted(groups.values(), key=lambda g: (env_order(g.env_id), order.get(base_of(g.exp_name), len(order)), g.label))
+
+
+def env_order(env_id: str) -> tuple:
+    names = [short_name(name) for name in PAPER_ENVS]
+    return (names.index(short_name(env_id)) if short_name(env_id) in names else len(names), env_id)
+
+
+# -------------------------------------------------------------------------------------------------------------- statistics
+def curve(group: Group, column: str) -> pd.DataFrame:
+    """mean, sample std and number of seeds of a column of eval.csv at every step; empty if nothing was measured."""
+    series = [run.eval[column].dropna() for run in group.runs if column in run.eval]
+    frame = pd.concat(series, axis=1) if series else pd.DataFrame()
+    stats = pd.DataFrame({"mean": frame.mean(axis=1), "std": frame.std(axis=1, ddof=1), "seeds": frame.notna().sum(axis=1)})
+    return stats.sort_index()
+
+
+def at(group: Group, step: int, column: str = "best_return") -> np.ndarray:
+    """The seeds' values at the last evaluation up to a step."""
+    return np.array([run.eval[column].loc[:step].iloc[-1] for run in group.runs])
+
+
+def steps_to(group: Group, threshold: float) -> int | None:
+    """The first evaluation at which the mean over all seeds reaches a return; None if it does not."""
+    stats = curve(group, "best_return")
+    reached = stats[(stats["mean"] >= threshold) & (stats["seeds"] == len(group.runs))]
+    return int(reached.index[0]) if len(reached) else None
+
+
+def score_matrices(groups: list[Group], paper: pd.DataFrame, warn) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Algorithm -> returns (seeds, environments) over the paper's RAC-SAC return, at equal steps; and the environments.
+
+    Every algorithm has all environments, and an algorithm has as many seeds as in its poorest environment.
+    """
+    paper = paper[paper["algorithm"] == "RAC-SAC"].set_index("env")["mean_return"]
+    usable = [group for group in groups if short_name(group.env_id) in paper.index]
+    env_ids = sorted({group.env_id for group in usable}, key=env_order)
+    scores = {}
+    for name in dict.fromkeys(group.label for group in usable):
+        mine = {group.env_id: group for group in usable if group.label == name}
+        missing = [env_id for env_id in env_ids if env_id not in mine]
+        if missing:
+            warn(f"{name} has no run on {', '.join(missing)}: left out of the aggregate scores.")
+            continue
+        seeds = min(len(group.runs) for group in mine.values())
+        if any(len(group.runs) > seeds for group in mine.values()):
+            warn(f"{name} does not have the same number of seeds everywhere: the aggregate scores use its first {seeds}.")
+        columns = []
+        for env_id in env_ids:
+            step = min(group.last for group in usable if group.env_id == env_id)
+            columns.append(at(mine[env_id], step)[:seeds] / paper[short_name(env_id)])
+        scores[name] = np.stack(columns, axis=1)
+    return scores, env_ids
+
+
+def intervals(scores: dict, statistic, repetitions: int) -> dict[str, tuple[float, float, float]]:
+    """rliable's point estimate and stratified bootstrap interval (95 %); without an interval where there is one seed."""
+    from rliable import library
+
+    estimates, bounds = library.get_interval_estimates(scores, lambda *x: np.array([statistic(*x)]), reps=repetitions,
+                                                       random_state=np.random.RandomState(0))  # fmt: skip
+    found = {}
+    for name, estimate in estimates.items():
+        matrices = scores[name] if isinstance(scores[name], tuple) else (scores[name],)
+        low, high = bounds[name][:, 0] if min(len(matrix) for matrix in matrices) > 1 else (math.nan, math.nan)
+        found[name] = (float(estimate[0]), float(low), float(high))
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------------------ tables
+def number(value: float | None, digits: int = 0) -> str:
+    return NONE if value is None or not math.isfinite(value) else f"{value:,.{digits}f}"
+
+
+def mean_std(values: np.ndarray, digits: int = 0) -> str:
+    """mean ± sample standard deviation, which one seed does not have."""
+    spread = f" ± {np.std(values, ddof=1):,.{digits}f}" if len(values) > 1 else ""
+    return f"{values.mean():,.{digits}f}{spread}"
+
+
+def paper_name(group: Group) -> str:
+    return VARIANTS[base_of(group.exp_name)][0] if base_of(group.exp_name) in VARIANTS else ""
+
+
+def same_setting(group: Group) -> bool:
+    """Whether a group has the settings that the paper's values were measured with."""
+    return group.exp_name in VARIANTS and "[" not in group.label
+
+
+def final_return_table(groups: list[Group], paper: pd.DataFrame):
+    header = ("environment", "algorithm", "seeds", "steps", "return", "paper", "difference")
+    rows, marked = [], False
+    for env_id in dict.fromkeys(group.env_id for group in groups):
+        values = paper[paper["env"] == short_name(env_id)].set_index("algorithm")
+        mine = [group for group in groups if group.env_id == env_id]
+        for group in mine:
+            row = [
+                env_id,
+                group.label,
+                len(group.runs),
+                number(group.last),
+                mean_std(at(group, group.last)),
+                NONE,
+                NONE,
+            ]
+            if paper_name(group) in values.index:
+                reference = values.loc[paper_name(group)]
+                differs = not same_setting(group) or group.last != reference["env_steps"]
+                marked |= differs
+                row[5] = f"{reference['mean_return']:,} ± {reference['std_return']:,}"
+                row[6] = f"{at(group, group.last).mean() - reference['mean_return']:+,.0f}{' †' if differs else ''}"
+            rows.append(row)
+        for name, reference in values.iterrows():
+            if name not in [paper_name(group) for group in mine]:
+                value = f"{reference['mean_return']:,} ± {reference['std_return']:,}"
+                rows.append([env_id, f"{name} (paper only)", NONE, number(reference["env_steps"]), NONE, value, NONE])
+    notes = [
+        "Return at the last evaluation that all seeds have: mean ± sample standard deviation over seeds of the best policy's "
+        "average over its episodes (the paper's protocol; the maximum over policies is biased upwards)."
+    ]
+    if marked:
+        notes.append("† at another number of steps or with other settings than the paper's value: not like with like.")
+    return header, rows, notes
+
+
+def samples_table(groups: list[Group], paper: pd.DataFrame):
+    labels = list(dict.fromkeys(group.label for group in groups if short_name(group.env_id) in set(paper["env"])))
+    ours = {group.label: paper_name(group) for group in groups}
+    others = [name for name in dict.fromkeys(paper["algorithm"]) if name not in ours.values()]
+    header = ("environment", "return", *labels, *(f"{name} (paper only)" for name in others))
+    rows, noted = [], False
+    for env_id in dict.fromkeys(group.env_id for group in groups):
+        table = paper[paper["env"] == short_name(env_id)]
+        for threshold in dict.fromkeys(table["return"]):
+            values = table[table["return"] == threshold].set_index("algorithm")["env_steps"]
+            row = [env_id, number(threshold)]
+            for name in labels:
+                group = next((group for group in groups if group.env_id == env_id and group.label == name), None)
+                steps = steps_to(group, threshold) if group else None
+                cell = number(steps) if steps else f"not by {group.last:,}" if group else NONE
+                row.append(f"{cell} (paper {values[ours[name]]:,})" if ours[name] in values.index else cell)
+            for name in others:
+                doubtful = (short_name(env_id), threshold, name) == ("Walker2d", 3000, "TQC")
+                noted |= doubtful
+                row.append((f"{values[name]:,}" if name in values.index else NONE) + (" ‡" if doubtful else ""))
+            rows.append(row)
+    notes = ["Environment steps at the first evaluation at which the mean over all seeds reaches the return."]
+    if noted:
+        notes.append("‡ as printed in the paper; its ratio of 10.75 to RAC-SAC implies about 570,000.")
+    return header, rows, notes
+
+
+def fresh_table(groups: list[Group]):
+    rows = []
+    for group in groups:
+        pairs = []
+        for run in group.runs:
+            best = run.fresh[run.fresh["best_in_training"] == 1] if "best_in_training" in run.fresh else run.fresh
+            if len(best) and int(best.index[0]) in run.eval.index:
+                pairs.append((run.eval["best_return"].loc[int(best.index[0])], best["return"].iloc[0]))
+        if pairs:
+            headline, fresh = np.array(pairs).T
+            rows.append(
+                [group.env_id, group.label, len(pairs), mean_std(headline), mean_std(fresh), f"{(fresh - headline).mean():+,.0f}"]
+            )
+    return ("environment", "algorithm", "seeds", "best return", "beta*'s return on fresh episodes", "difference"), rows, [
+        "The best of several noisy averages is biased upwards; the same policy on fresh episodes is not."]  # fmt: skip
+
+
+def speed_table(groups: list[Group]):
+    rows = []
+    for group in groups:
+        learning = [
+            run.train["sps"][run.train.index > run.args["learning_starts"] + 1000] for run in group.runs if "sps" in run.train
+        ]
+        rates = np.array([sps.dropna().median() for sps in learning if sps.notna().any()])
+        hours = [run.eval["wall_seconds"].iloc[-1] / 3600 for run in group.runs]
+        devices = ", ".join(sorted({run.device for run in group.runs}))
+        rows.append(
+            [
+                group.env_id,
+                group.label,
+                number(np.median(rates), 1) if len(rates) else NONE,
+                number(np.mean(hours), 2),
+                devices,
+            ]
+        )
+    return ("environment", "algorithm", "steps per second while learning", "hours up to the last evaluation", "device"), rows, [
+        "Median over a run's rows of train.csv, then over seeds; runs that shared a machine slowed each other."]  # fmt: skip
+
+
+def runs_table(groups: list[Group]):
+    rows = []
+    for group in groups:
+        for run in group.runs:
+            steps = f"{run.last:,} of {run.total:,}{'' if run.finished else ', unfinished'}"
+            tracked = "yes" if run.tracked else "no"
+            rows.append([str(run.path), group.label, run.env_id, run.seed, steps, run.commit[:12], tracked])
+    return ("run directory", "algorithm", "environment", "seed", "evaluated up to step", "commit", "tracked"), rows, []
+
+
+# ----------------------------------------------------------------------------------------------------------------- figures
+def panels(env_ids: list[str], width: float = 3.4, height: float = 2.6):
+    """A row of axes, one per environment, titled; two rows from four on."""
+    columns = min(len(env_ids), 4 if len(env_ids) <= 4 else 3)
+    rows = math.ceil(len(env_ids) / columns)
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(width * columns + 0.6, height * rows), squeeze=False, layout="constrained"
+    )
+    for ax in axes.flat[len(env_ids) :]:
+        ax.set_visible(False)
+    for env_id, ax in zip(env_ids, axes.flat, strict=False):
+        ax.set_title(env_id)
+        ax.set_xlabel("environment steps")
+        ax.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
+    return figure, list(axes.flat[: len(env_ids)])
+
+
+def legend(figure, axes) -> None:
+    """One legend below the panels, each entry once."""
+    entries = {name: line for ax in axes for line, name in zip(*ax.get_legend_handles_labels(), strict=True)}
+    if entries:
+        figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=min(4, len(entries)))
+
+
+def draw_curves(groups: list[Group], column: str, ylabel: str, names: dict[int, str] | None = None, order=None):
+    """mean ± std over seeds in a panel for each environment; dotted where not all seeds have come yet. None without data.
+
+    names: what to call a group, by its id; order: names whose places give the colours, so that figures agree.
+    """
+    with_data = [group for group in groups if len(curve(group, column))]
+    if not with_data:
+        return None
+    env_ids = list(dict.fromkeys(group.env_id for group in with_data))
+    names = {id(group): group.label if names is None else names[id(group)] for group in with_data}
+    order = order or list(dict.fromkeys(names.values()))
+    figure, axes = panels(env_ids)
+    for group in with_data:
+        ax, i = axes[env_ids.index(group.env_id)], order.index(names[id(group)])
+        look = {"color": COLOURS[i % len(COLOURS)], "linestyle": LINES[(i // len(COLOURS) + i) % len(LINES)]}
+        stats = curve(group, column)
+        whole = stats[stats["seeds"] == len(group.runs)]
+        ax.plot(whole.index, whole["mean"], label=names[id(group)], marker="o" if len(whole) == 1 else None, markersize=3, **look)
+        ax.fill_between(
+            whole.index, whole["mean"] - whole["std"], whole["mean"] + whole["std"], color=look["color"], alpha=0.18, lw=0
+        )
+        rest = stats[stats.index >= whole.index[-1]] if len(whole) else stats
+        if len(rest) > 1 or not len(whole):
+            ax.plot(rest.index, rest["mean"], color=look["color"], linestyle=(0, (1, 3)), linewidth=1)
+    for ax in axes:
+        ax.set_ylabel(ylabel)
+    legend(figure, axes)
+    return figure
+
+
+def family_frame(group: Group, what: str) -> pd.DataFrame:
+    """Mean over seeds of the columns what_CONDITION: index step, columns conditions; steps that all seeds have."""
+    frames = []
+    for run in group.runs:
+        columns = [name for name in run.eval if name.startswith(what + "_")]
+        frames.append(run.eval[columns].rename(columns=lambda name: float(name.removeprefix(what + "_"))).dropna())
+    frame = sum(frames[1:], frames[0]) / len(frames)  # NaN where a seed is missing
+    return frame.dropna()
+
+
+def draw_heat_map(groups: list[Group]):
+    """Return of every policy of the family over time; the brightest of a column is the best one."""
+    figure, axes = panels([group.env_id for group in groups])
+    for group, ax in zip(groups, axes, strict=True):
+        frame = family_frame(group, "return")
+        image = ax.pcolormesh(frame.index, frame.columns, frame.to_numpy().T, cmap="viridis", shading="nearest")
+        ax.set_ylabel(group.condition)
+        ax.grid(False)
+        figure.colorbar(image, ax=ax, label="average undiscounted return")
+    return figure
+
+
+def draw_best_condition(groups: list[Group]):
+    """The best policy's condition over time: every seed thin, their mean thick."""
+    figure, axes = panels([group.env_id for group in groups])
+    for group, ax in zip(groups, axes, strict=True):
+        column = f"best_{group.condition}"
+        for run in group.runs:
+            ax.plot(run.eval.index, run.eval[column], color=COLOURS[7], linewidth=0.8, label="one seed")
+        stats = curve(group, column)
+        stats = stats[stats["seeds"] == len(group.runs)]
+        ax.plot(stats.index, stats["mean"], color=COLOURS[0], label="mean over seeds")
+        ax.set_ylabel(f"best {group.condition}")
+        low, high = min(family_frame(group, "return").columns), max(family_frame(group, "return").columns)
+        ax.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
+    legend(figure, axes)
+    return figure
+
+
+def draw_temperature(groups: list[Group]):
+    """Temperature against the condition at up to five times of training, mean over seeds."""
+    figure, axes = panels([group.env_id for group in groups])
+    for group, ax in zip(groups, axes, strict=True):
+        frame = family_frame(group, "alpha")
+        chosen = sorted({round(i) for i in np.linspace(0, len(frame) - 1, min(5, len(frame)))})
+        for i, row in enumerate(chosen):
+            ax.plot(frame.columns, frame.iloc[row], color=plt.get_cmap("viridis")(i / max(1, len(chosen) - 1) * 0.9), marker="o",
+                    markersize=2.5, label=f"step {frame.index[row]:,}")  # fmt: skip
+        ax.set_yscale("log")
+        ax.set_xlabel(group.condition)
+        ax.xaxis.set_major_formatter(matplotlib.ticker.ScalarFormatter())
+        ax.set_ylabel("temperature alpha")
+        ax.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return figure
+
+
+def draw_intervals(estimates: dict[str, tuple[float, float, float]], xlabel: str, middle: float | None = None):
+    """Point estimates with their intervals, one line each."""
+    figure, ax = plt.subplots(figsize=(6, 0.45 * len(estimates) + 1), layout="constrained")
+    for i, (point, low, high) in enumerate(estimates.values()):
+        if math.isfinite(low):
+            ax.plot([low, high], [i, i], color=COLOURS[0], linewidth=6, alpha=0.35, solid_capstyle="butt")
+        ax.plot(point, i, "|", color=COLOURS[0], markersize=14, markeredgewidth=2.5)
+    if middle is not None:
+        ax.axvline(middle, color=COLOURS[6], linestyle=":", linewidth=1)
+    ax.set_yticks(range(len(estimates)), list(estimates))
+    ax.set_ylim(len(estimates) - 0.5, -0.5)
+    ax.set_xlabel(xlabel)
+    return figure
+
+
+def sweep_groups(groups: list[Group], sweep: str) -> tuple[list[Group], dict[int, str]]:
+    """The groups of a sweep by value, in environments that have at least two of its values; and what to call them."""
+    symbol = SWEEPS[sweep][2]
+    found = [(sweep_value(group.exp_name, sweep, group.env_id), group) for group in groups]
+    found = sorted(((value, group) for value, group in found if value is not None), key=lambda pair: pair[0])
+    counts = defaultdict(set)
+    for value, group in found:
+        counts[group.env_id].add(value)
+    chosen = [(value, group) for value, group in found if len(counts[group.env_id]) > 1]
+    return [group for _, group in chosen], {id(group): f"{symbol} = {value:g}" for value, group in chosen}
+
+
+# ------------------------------------------------------------------------------------------------------------------ report
+class Report:
+    """The parts of a report in order, written as Markdown and as HTML: headings, paragraphs, lists, tables, figures."""
+
+    def __init__(self, out: Path):
+        self.out, self.parts = out, []
+
+    def heading(self, text: str) -> None:
+        self.parts.append(("heading", text))
+
+    def text(self, text: str) -> None:
+        self.parts.append(("text", text))
+
+    def list(self, items: list[str]) -> None:
+        self.parts.append(("list", items))
+
+    def table(self, table) -> None:
+        header, rows, notes = table
+        self.parts.append(("table", header, [[str(cell) for cell in row] for row in rows]))
+        for note in notes:
+            self.text(note)
+
+    def figure(self, figure, name: str, caption: str) -> None:
+        """Keep a figure as NAME.png; None is said to be missing."""
+        if figure is None:
+            self.text(f"Not drawn, because no run has the numbers: {caption}")
+            return
+        figure.savefig(self.out / f"{name}.png")
+        plt.close(figure)
+        self.parts.append(("figure", f"{name}.png", caption))
+
+    def markdown(self) -> str:
+        blocks = []
+        for kind, *content in self.parts:
+            if kind == "heading":
+                blocks.append(f"## {content[0]}")
+            elif kind == "text":
+                blocks.append(content[0])
+            elif kind == "list":
+                blocks.append("\n".join(f"- {item}" for item in content[0]))
+            elif kind == "figure":
+                blocks.append(f"![{content[1]}]({content[0]})\n\n{content[1]}")
+            else:
+                blocks.append(markdown_table(*content))
+        return f"# {TITLE}\n\n" + "\n\n".join(blocks) + "\n"
+
+    def html(self) -> str:
+        blocks = []
+        for kind, *content in self.parts:
+            if kind == "heading":
+                blocks.append(f"<h2>{html.escape(content[0])}</h2>")
+            elif kind == "text":
+                blocks.append(f"<p>{html.escape(content[0])}</p>")
+            elif kind == "list":
+                blocks.append("<ul>" + "".join(f"<li>{html.escape(item)}</li>" for item in content[0]) + "</ul>")
+            elif kind == "figure":
+                data = base64.b64encode((self.out / content[0]).read_bytes()).decode()
+                caption = html.escape(content[1])
+                blocks.append(
+                    f'<figure><img src="data:image/png;base64,{data}" alt="{caption}"><figcaption>{caption}</figcaption></figure>'
+                )
+            else:
+                header, rows = content
+                lines = ["".join(f"<th>{html.escape(cell)}</th>" for cell in header)]
+                lines += ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows]
+                blocks.append("<div><table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table></div>")
+        head = f'<meta charset="utf-8"><title>{TITLE}</title><style>{HTML_STYLE}</style>'
+        body = f"<h1>{TITLE}</h1>\n" + "\n".join(blocks)
+        return f'<!doctype html><html lang="en"><head>{head}</head><body>{body}\n</body></html>\n'
+
+    def write(self) -> None:
+        for name, text in (("report.md", self.markdown()), ("report.html", self.html())):
+            temporary = self.out / f"{name}.tmp"
+            temporary.write_text(text)
+            temporary.replace(self.out / name)
+
+
+def markdown_table(header, rows) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def file_name(text: str) -> str:
+    return re.sub("[^a-z0-9]+", "_", text.lower()).strip("_")
+
+
+def build(options: Options, groups: list[Group], warned: list[str], warn) -> Report:
+    """The whole report; figures are written on the way."""
+    report = Report(options.out)
+    main = [group for group in groups if not is_ablation(group.exp_name)]
+    table1, table2 = pd.read_csv(PAPER / "table1_final_return.csv"), pd.read_csv(PAPER / "table2_samples_to_return.csv")
+    scores, score_envs = score_matrices(main, table1, warn)
+    runs = [run for group in groups for run in group.runs]
+    labels, env_ids = ({getattr(group, name) for group in groups} for name in ("label", "env_id"))
+    unfinished = sum(not run.finished for run in runs)
+    where = ", ".join(sorted(env_ids, key=env_order))
+    report.text(f"{len(runs)} runs of {len(labels)} algorithms on {where}; {unfinished} unfinished.")
+    if any(run.exp_name.startswith(SMOKE) for run in runs):
+        report.text("Runs called tiny have networks of a few units and some hundred steps: they show that the pipeline works, "
+                    "not how well an algorithm learns.")  # fmt: skip
+    if warned:
+        report.heading("Warnings")
+        report.list(warned)
+    report.heading("Final return (table 1 of the paper)")
+    report.table(final_return_table(main, table1))
+    report.heading("Samples to reach a return (table 2 of the paper)")
+    table = samples_table(main, table2)
+    if table[1]:
+        report.table(table)
+    else:
+        report.text("The paper has no such values for these environments.")
+    report.heading("Aggregate scores")
+    aggregate(report, options, scores, score_envs)
+    report.heading("Learning curves")
+    caption = "Return of the best policy: mean ± sample standard deviation over seeds; dotted where not all have come yet."
+    report.figure(draw_curves(main, "best_return", "average undiscounted return"), "learning_curves", caption)
+    variants = [group for group in main if base_of(group.exp_name) in ("rac_sac", "vanilla_rac", "rac_itm")]
+    if len({group.label for group in variants}) > 1 and len(variants) < len(main):
+        order = list(dict.fromkeys(group.label for group in main))
+        figure = draw_curves(variants, "best_return", "average undiscounted return", order=order)
+        report.figure(figure, "variants", "RAC-SAC against its variants.")
+    report.heading("Normalised value bias")
+    report.figure(draw_curves(main, "bias_mean", "mean of normalised bias"), "bias_mean",
+                  "Mean over state-action pairs of the normalised value bias, mean ± std over seeds.")  # fmt: skip
+    report.figure(draw_curves(main, "bias_std", "std of normalised bias"), "bias_std",
+                  "Standard deviation over state-action pairs of the normalised value bias, mean ± std over seeds.")  # fmt: skip
+    report.heading("The family of policies")
+    families = defaultdict(list)
+    for group in main:
+        if family_frame(group, "return").shape[1] > 1 and len(family_frame(group, "return")):
+            families[group.label].append(group)
+    if not families:
+        report.text("No run has more than one evaluated policy.")
+    for name, members in families.items():
+        condition, slug = members[0].condition, file_name(name)
+        report.figure(
+            draw_heat_map(members),
+            f"return_per_{condition}_{slug}",
+            f"{name}: return per {condition} over time, mean over seeds.",
+        )
+        report.figure(draw_best_condition(members), f"best_{condition}_{slug}", f"{name}: best {condition} over time.")
+        with_alpha = [group for group in members if family_frame(group, "alpha").shape[1]]
+        if with_alpha:
+            report.figure(
+                draw_temperature(with_alpha),
+                f"temperature_{slug}",
+                f"{name}: learned temperature against {condition} at some steps.",
+            )
+    report.heading("Ablations")
+    ablations(report, groups)
+    report.heading("The best policy on fresh episodes")
+    table = fresh_table(groups)
+    if table[1]:
+        report.table(table)
+    else:
+        report.text("No run has an evaluate.csv, which `python rac_sac.py --evaluate RUN` writes.")
+    report.heading("Speed")
+    report.table(speed_table(groups))
+    report.heading("Runs")
+    report.table(runs_table(groups))
+    return report
+
+
+def aggregate(report: Report, options: Options, scores: dict[str, np.ndarray], env_ids: list[str]) -> None:
+    """Interquartile mean and probability of improvement, with intervals (rliable)."""
+    if not scores:
+        report.text("No algorithm has run on all of the paper's environments that are here.")
+        return
+    from rliable import metrics
+
+    report.text(f"Returns over the paper's RAC-SAC return, on {', '.join(env_ids)}, in each environment at the last step that "
+                f"all runs have; 95 % stratified bootstrap intervals over seeds ({options.bootstrap} repetitions); one seed "
+                "has no interval.")  # fmt: skip
+    iqm = intervals(scores, metrics.aggregate_iqm, options.bootstrap)
+    rows = [
+        [name, len(scores[name]), number(point, 3), number(low, 3), number(high, 3)] for name, (point, low, high) in iqm.items()
+    ]
+    report.table((("algorithm", "seeds", "IQM", "low", "high"), rows, []))
+    report.figure(draw_intervals(iqm, "interquartile mean of normalised return"), "iqm", "Interquartile mean, 95 % intervals.")
+    first = next((name for name in scores if name == "RAC-SAC"), next(iter(scores)))
+    pairs = {f"{first},{name}": (scores[first], scores[name]) for name in scores if name != first}
+    if not pairs:
+        return
+    better = intervals(pairs, metrics.probability_of_improvement, options.bootstrap)
+    better = {
+        f"{first} over {list(scores)[i]}": value
+        for i, value in zip([k for k, n in enumerate(scores) if n != first], better.values(), strict=True)
+    }
+    rows = [[name, number(point, 3), number(low, 3), number(high, 3)] for name, (point, low, high) in better.items()]
+    report.table((("probability of improvement", "P", "low", "high"), rows, []))
+    report.figure(draw_intervals(better, "probability of improvement", 0.5), "probability_of_improvement",
+                  f"Probability that a run of {first} beats one of another algorithm; 95 % intervals.")  # fmt: skip
+
+
+def ablations(report: Report, groups: list[Group]) -> None:
+    """A figure of returns, and of the bias where it was measured, for every ablation with at least two members."""
+    chosen = {sweep: sweep_groups(groups, sweep) for sweep in SWEEPS}
+    for name, pair in (
+        ("temperature_network", ("rac_sac", "rac_sac-independent_temperature")),
+        ("warmup", ("rac_sac", "rac_sac-no_warmup")),
+    ):
+        found = [group for group in groups if group.exp_name in pair]
+        both = [group for group in found if sum(other.env_id == group.env_id for other in found) > 1]
+        chosen[name] = both, {id(group): "on" if group.exp_name == pair[0] else "off" for group in both}
+    shown = False
+    for name, (members, names) in chosen.items():
+        if not members:
+            continue
+        shown = True
+        base, symbol = (VARIANTS[SWEEPS[name][0]][0], SWEEPS[name][2]) if name in SWEEPS else ("RAC-SAC", name.replace("_", " "))
+        caption = f"{base}, varied: {symbol}"
+        report.figure(
+            draw_curves(members, "best_return", "average undiscounted return", names), f"ablation_{name}", f"{caption}."
+        )
+        for column, text in (("bias_mean", "mean of normalised bias"), ("bias_std", "std of normalised bias")):
+            figure = draw_curves(members, column, text, names)
+            if figure:
+                report.figure(figure, f"ablation_{name}_{column}", f"{caption}: {text}.")
+    report.text("The paper does not name the environments of its ablations; those here are the choice of whoever ran "
+                "them (default: Walker2d-v4 and Humanoid-v4)." if shown else "No ablation has two members here.")  # fmt: skip
+
+
+def main() -> None:
+    options = tyro.cli(Options, description=__doc__)
+    warned = []
+
+    def warn(text: str) -> None:
+        if text not in warned:
+            warned.append(text)
+            print(f"warning: {text}", file=sys.stderr)
+
+    try:
+        groups = group_runs(find_runs(options.runs, warn), warn)
+        if not groups:
+            raise UserError("there is no run that can be reported on; give run directories with an eval.csv.")
+        try:
+            options.out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"--out {options.out} cannot be made: {error.strerror}.") from None
+        with plt.rc_context(STYLE), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            report = build(options, groups, warned, warn)
+        report.write()
+        used = sum(len(group.runs) for group in groups)
+        print(f"{options.out / 'report.md'} and report.html: {used} runs, {len(warned)} warnings")
+        if options.publish:
+            from publish import publish
+
+            tables = [(part[0], part[1:]) for part in report.parts if part[0] in ("heading", "table")]
+            publish(tables, groups, options.out / "wandb_report.json", options.entity, options.project)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

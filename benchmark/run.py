@@ -1,0 +1,398 @@
+"""Run an experiment of experiments.py (variants x environments x seeds) as Ray tasks, from one core to a cluster.
+
+    python benchmark/run.py --experiment main --seeds 8
+    python benchmark/run.py --experiment main --seeds 8 --gpus-per-run 0.25 --cpus-per-run 4
+    python benchmark/run.py --experiment main --seeds 8 --address auto --run-root /shared/runs
+
+Each run is the script itself, in a process of its own, under a run name that follows from variant, environment and seed. The
+same command again goes on: finished runs are left alone, others are resumed from their checkpoints. A run whose worker or
+node dies is retried from its checkpoint; when it has failed for good the others go on. Ctrl-C stops all with a checkpoint.
+
+What follows a lone -- goes to every script: `-- --track --utd 5`. Flags that change what is learned become part of the runs'
+names, so that they are never mixed up with runs of the experiment's own settings.
+"""
+
+import contextlib
+import csv
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import tyro
+from experiments import EXPERIMENTS, HARMLESS, STEPS, members, short_name
+
+ROOT = Path(__file__).resolve().parent.parent
+# The child dies with its parent: Linux sends it SIGTERM, on which a script writes its checkpoint. Then it becomes the script.
+DIE_WITH_PARENT = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit("its Ray worker died")
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+class UserError(Exception):
+    """A mistake of the user: shown as one sentence, exit code 2."""
+
+
+@dataclass
+class Options:
+    experiment: Literal[tuple(EXPERIMENTS)]
+    """what to run; benchmark/experiments.py lists them"""
+    seeds: int = 8
+    """runs of each variant in each environment, with the seeds first_seed, first_seed + 1, ..."""
+    first_seed: int = 1
+    """the first seed"""
+    run_root: Path = Path("runs")
+    """the folder of the run directories; on a cluster, storage that all nodes share under this path"""
+    env_ids: tuple[str, ...] = ()
+    """these environments instead of the experiment's"""
+    variants: tuple[str, ...] = ()
+    """only these variants, by experiment name"""
+    total_timesteps: int | None = None
+    """environment steps of each run instead of the experiment's"""
+    address: str | None = None
+    """an existing Ray cluster: auto, or ray://host:port; by default a Ray of its own on this machine"""
+    cpus_per_run: int = 1
+    """cores of each run: its training threads; half of them, at least one, are also its number of evaluation workers"""
+    gpus_per_run: float = 0.0
+    """share of a GPU for each run; 0 trains on the CPU"""
+    retries: int = 3
+    """how often a run that died is retried from its checkpoint"""
+    dry_run: bool = False
+    """print the commands and do nothing"""
+
+
+def given(flags: str | list[str]) -> dict[str, str]:
+    """The arguments in command-line flags by field name; --no-compile is compile: False."""
+    words, found = shlex.split(flags) if isinstance(flags, str) else flags, {}
+    for i, word in enumerate(words):
+        if not re.match(r"--[a-z]", word):
+            continue
+        name, value = word[2:].replace("-", "_"), words[i + 1] if i + 1 < len(words) else "--"
+        if re.match(r"--[a-z]", value) or value == "--":
+            name, value = (name[3:], "False") if name.startswith("no_") else (name, "True")
+        found[name] = value
+    return found
+
+
+def differs(saved, asked: str) -> bool:
+    """Whether a value of config.json is another one than a command line's word."""
+    try:
+        return float(saved) != float(asked)
+    except (TypeError, ValueError):
+        return str(saved) != asked
+
+
+def make_jobs(options: Options, flags_of_all: list[str]) -> list[dict]:
+    """One dict for each run of the grid: name, run_dir, steps, script, arguments of a fresh start; seeds outermost."""
+    extra = {name: value for name, value in given(flags_of_all).items() if name not in (*HARMLESS, "total_timesteps")}
+    suffix = "".join(f"+{name}_{value}" for name, value in extra.items())
+    _, _, env_ids, common = EXPERIMENTS[options.experiment]
+    jobs = []
+    for seed in range(options.first_seed, options.first_seed + options.seeds):
+        for env_id in options.env_ids or env_ids:
+            for variant, script, flags in members(options.experiment, env_id):
+                if options.variants and variant not in options.variants:
+                    continue
+                steps = options.total_timesteps or given(common).get("total_timesteps") or STEPS.get(short_name(env_id), 300_000)
+                name = f"{env_id}__{variant}{suffix}__{seed}".replace("/", "_").replace(":", "_")
+                settings = {**given(common), **given(flags), **given(flags_of_all), "total_timesteps": str(steps)}
+                settings |= {"env_id": env_id, "seed": str(seed), "exp_name": variant + suffix}
+                settings["cuda"] = str(options.gpus_per_run > 0)
+                settings.setdefault("eval_workers", str(max(1, options.cpus_per_run // 2)))
+                run_dir = options.run_root.resolve() / name
+                arguments = ["--run-root", str(run_dir.parent), "--run-name", name]
+                for field, value in settings.items():
+                    flag, switch = field.replace("_", "-"), value in ("True", "False") and field != "cuda"  # cuda may be None
+                    arguments += [f"--{flag}" if value == "True" else f"--no-{flag}"] if switch else [f"--{flag}", value]
+                jobs.append({"name": name, "run_dir": str(run_dir), "script": str(ROOT / script), "steps": int(steps),
+                             "arguments": arguments, "settings": settings, "cpus": options.cpus_per_run, "attempt": 0,
+                             "learning_starts": int(settings.get("learning_starts", 5000))})  # fmt: skip
+    return jobs
+
+
+def last_row(path: Path) -> dict:
+    """The last whole row of a CSV file that is being written, {} before there is one."""
+    try:
+        with open(path, "rb") as file:
+            header = file.readline().decode().strip().split(",")
+            file.seek(max(file.tell(), os.path.getsize(path) - 8192))
+            lines = file.read().split(b"\n")[:-1]  # what follows the last newline is not whole
+        return dict(zip(header, next(csv.reader([lines[-1].decode()])), strict=True)) if lines and lines[-1] else {}
+    except (OSError, ValueError):
+        return {}
+
+
+def read_config(run_dir: Path) -> dict | None:
+    """The arguments in a run directory's config.json; None where there is no readable one."""
+    try:
+        return json.loads((run_dir / "config.json").read_text())["args"]
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def check_existing(job: dict) -> None:
+    """Raise UserError if the job's run directory is of other settings, or is something else."""
+    run_dir = Path(job["run_dir"])
+    if not run_dir.exists():
+        return
+    saved = read_config(run_dir)
+    if saved is None:
+        raise UserError(f"{run_dir} is there but has no readable config.json; move it away or choose another --run-root.")
+    for name, value in job["settings"].items():
+        if name not in HARMLESS and name != "total_timesteps" and name in saved and differs(saved[name], value):
+            raise UserError(f"{run_dir} was made with {name} {saved[name]}, and this grid wants {value}; "
+                            "move it away or choose another --run-root.")  # fmt: skip
+
+
+def is_trained(job: dict) -> bool:
+    """Whether the last evaluation that the grid asks for is there."""
+    return int(last_row(Path(job["run_dir"]) / "eval.csv").get("step", 0)) >= job["steps"]
+
+
+def is_done(job: dict) -> bool:
+    """Trained, and its final policies evaluated on fresh episodes."""
+    return is_trained(job) and int(last_row(Path(job["run_dir"]) / "evaluate.csv").get("step", 0)) >= job["steps"]
+
+
+def training_command(job: dict, python: str = "python") -> list[str]:
+    """A fresh start, or going on from the checkpoint where the run directory exists."""
+    saved = read_config(Path(job["run_dir"]))
+    if saved is None:
+        return [python, job["script"], *job["arguments"]]
+    steps = max(job["steps"], saved.get("total_timesteps") or 0)
+    return [python, job["script"], "--resume", job["run_dir"], "--total-timesteps", str(steps)]
+
+
+def run_job(job: dict) -> dict:
+    """In a Ray worker: train (or go on), then evaluate on fresh episodes; returns code, and the log's last line.
+
+    The script's process gets SIGTERM, and writes its checkpoint, when this task is cancelled or this worker dies.
+    """
+    import filelock
+
+    run_dir, log = Path(job["run_dir"]), Path(job["run_dir"] + ".log")
+    run_dir.parent.mkdir(parents=True, exist_ok=True)
+    if run_dir.exists():  # its process of before may still be writing its checkpoint
+        try:
+            with filelock.FileLock(run_dir / ".lock").acquire(timeout=120):
+                pass
+        except filelock.Timeout:
+            return {"code": 1, "message": "the run directory is in use by another process"}
+    environment = {**os.environ, "OMP_NUM_THREADS": str(job["cpus"])}
+    with open(log, "a") as file:  # also tells the driver that this job has left the queue
+        file.write(f"--- attempt {job['attempt'] + 1} on {socket.gethostname()}, {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
+    code = 0
+    while code == 0 and not is_done(job):
+        command = training_command(job, sys.executable)
+        if is_trained(job):
+            command = [sys.executable, job["script"], "--evaluate", job["run_dir"]]
+        if sys.platform == "linux":
+            command = [sys.executable, "-c", DIE_WITH_PARENT, str(os.getpid()), *command]
+        with open(log, "ab") as file:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment,
+                                       start_new_session=True)  # fmt: skip
+        try:
+            code = process.wait()
+        finally:  # Ctrl-C of the driver cancels the task, which raises KeyboardInterrupt here
+            if process.poll() is None:
+                process.terminate()
+                try:
+                    process.wait(timeout=120)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+    lines = [line.strip("│ ") for line in log.read_text(errors="replace").replace("\r", "\n").splitlines()]
+    said = [line for line in lines if line.startswith(("error:", "Unrecognized"))] or [f"exit code {code}"]
+    return {"code": code, "message": said[-1] if code > 0 else f"killed by signal {-code}"}
+
+
+class Driver:
+    """Submits the jobs, retries those that die, and shows how they stand."""
+
+    def __init__(self, options: Options, jobs: list[dict], ray):
+        self.options, self.jobs, self.ray = options, jobs, ray
+        self.task = ray.remote(num_cpus=options.cpus_per_run, num_gpus=options.gpus_per_run, max_retries=0)(run_job)
+        self.done = [job for job in jobs if is_done(job)]
+        self.failed, self.running = [], {}  # running: task -> job, waiting for a free place included
+
+    def submit(self, job: dict) -> None:
+        job["submitted"] = time.time()
+        self.running[self.task.options(name=job["name"]).remote(job)] = job
+
+    def poll(self, say) -> None:
+        """Wait up to two seconds for tasks to end; retry or give up those that failed."""
+        ended, _ = self.ray.wait(list(self.running), num_returns=1, timeout=2.0)
+        for task in ended:
+            job = self.running.pop(task)
+            try:
+                result = self.ray.get(task)
+            except self.ray.exceptions.RayError as error:  # the worker or its node died
+                result = {"code": 1, "message": f"{type(error).__name__}: its Ray worker or node died"}
+            if result["code"] == 0:
+                self.done.append(job)
+                say(f"done: {job['name']}")
+            elif result["code"] == 2 or job["attempt"] == self.options.retries:  # 2: wrong arguments stay wrong
+                self.failed.append({**job, "message": result["message"]})
+                say(f"failed: {job['name']}: {result['message']} (log: {job['run_dir']}.log)")
+            else:
+                job["attempt"] += 1
+                say(f"retry {job['attempt']} of {self.options.retries}: {job['name']}: {result['message']}")
+                self.submit(job)
+
+    def stop(self, say) -> None:
+        """Cancel everything; every script writes its checkpoint and ends."""
+        for task in self.running:
+            with contextlib.suppress(self.ray.exceptions.RayError):
+                self.ray.cancel(task)
+        say("stopping; every run writes its checkpoint")
+        if self.running:
+            self.ray.wait(list(self.running), num_returns=len(self.running), timeout=150)
+
+    def progress(self) -> list[dict]:
+        """Name, step, steps, sps and last best return of every run that a worker has taken and not ended."""
+        rows = []
+        for job in self.running.values():
+            train, evaluation = (last_row(Path(job["run_dir"]) / f"{name}.csv") for name in ("train", "eval"))
+            log = Path(job["run_dir"] + ".log")
+            if log.exists() and log.stat().st_mtime >= job["submitted"]:
+                rows.append({"name": job["name"], "step": int(train.get("step", 0)), "steps": job["steps"],
+                             "sps": float(train.get("sps") or 0), "best": evaluation.get("best_return", "")})  # fmt: skip
+        return rows
+
+    def seconds_left(self, rows: list[dict]) -> float | None:
+        """Learned steps that are left over the steps per second of those that learn now; None before any learns."""
+        begun = {row["name"]: row["step"] for row in rows}
+        left = sum(max(0, job["steps"] - max(begun.get(job["name"], 0), job["learning_starts"])) for job in self.running.values())
+        starts = {job["name"]: job["learning_starts"] for job in self.running.values()}
+        rate = sum(row["sps"] for row in rows if row["step"] > starts[row["name"]])
+        return left / rate if rate else None
+
+    def line(self, rows: list[dict]) -> str:
+        left = self.seconds_left(rows)
+        eta = "?" if left is None else f"{int(left // 3600)} h {int(left % 3600 // 60):02d} min"
+        steps = sum(row["step"] for row in rows) + sum(job["steps"] for job in self.done)
+        total = sum(job["steps"] for job in self.jobs)
+        waiting = len(self.running) - len(rows)
+        return (f"done {len(self.done)} · running {len(rows)} · waiting {waiting} · failed {len(self.failed)} of {len(self.jobs)}"
+                f" · {steps / total:.1%} of the steps · ETA {eta}")  # fmt: skip
+
+
+def show(driver: Driver) -> None:
+    """Poll until nothing runs any more: a live table in a terminal, else a line whenever something happens and every minute."""
+    from rich.console import Console
+    from rich.live import Live
+    from rich.table import Table
+
+    console = Console()
+
+    def picture() -> Table:
+        rows = driver.progress()
+        table = Table(title=driver.line(rows), title_justify="left", box=None, header_style="bold")
+        for name in ("run", "step", "of", "steps/s", "best return"):
+            table.add_column(name, justify="left" if name == "run" else "right")
+        for row in rows[: max(3, console.height - 6)]:
+            best = f"{float(row['best']):.0f}" if row["best"] else ""
+            table.add_row(row["name"], f"{row['step']:,}", f"{row['steps']:,}", f"{row['sps']:.1f}", best)
+        return table
+
+    def say(text: str) -> None:
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    live = Live(picture(), console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+    try:
+        with live or contextlib.nullcontext():
+            shown = 0.0
+            while driver.running:
+                if live:
+                    live.update(picture(), refresh=True)
+                elif time.time() - shown > 60:
+                    shown = time.time()
+                    say(driver.line(driver.progress()))
+                driver.poll(say)
+    except KeyboardInterrupt:
+        driver.stop(say)
+        raise
+
+
+def check_resources(options: Options, ray) -> None:
+    """Raise UserError when no node that is there now could ever take a run."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    wanted = {"CPU": options.cpus_per_run, "GPU": options.gpus_per_run}
+    if not any(all(node.get(name, 0) >= amount for name, amount in wanted.items()) for node in nodes):
+        offered = "; ".join(f"{node.get('CPU', 0):g} cores and {node.get('GPU', 0):g} GPUs" for node in nodes)
+        raise UserError(f"a run wants {options.cpus_per_run} cores and {options.gpus_per_run:g} GPUs, "
+                        f"and no node has them ({offered}).")  # fmt: skip
+
+
+def run_grid(options: Options, jobs: list[dict]) -> int:
+    """Run what is not done yet; returns the exit code."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    import ray
+
+    address = {"address": options.address} if options.address else {"address": "local", "include_dashboard": False}
+    try:
+        ray.init(**address, log_to_driver=False, logging_level="ERROR")
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise UserError(f"no Ray cluster answers at {options.address}: {str(error).splitlines()[0]}") from None
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C; a cluster's scheduler sends it before its limit
+    try:
+        check_resources(options, ray)
+        driver = Driver(options, jobs, ray)
+        finished = len(driver.done)
+        if finished:
+            print(f"{finished} of {len(jobs)} runs are finished already")
+        for job in jobs:
+            if job not in driver.done:
+                driver.submit(job)
+        show(driver)
+        print(driver.line([]))
+        for job in driver.failed:
+            print(f"failed: {job['name']}: {job['message']}", file=sys.stderr)
+        print(f"report: python benchmark/report.py {options.run_root} --out report")
+        return 1 if driver.failed else 0
+    finally:
+        ray.shutdown()
+
+
+def main() -> None:
+    words = sys.argv[1:]
+    end = words.index("--") if "--" in words else len(words)
+    options = tyro.cli(Options, args=words[:end], description=__doc__)
+    try:
+        if options.seeds < 1 or options.cpus_per_run < 1 or options.gpus_per_run < 0 or options.retries < 0:
+            raise UserError("seeds and cpus_per_run must be at least 1, gpus_per_run and retries must not be negative.")
+        jobs = make_jobs(options, words[end + 1 :])
+        if not jobs:
+            env_ids = options.env_ids or EXPERIMENTS[options.experiment][2]
+            known = sorted({name for env_id in env_ids for name, *_ in members(options.experiment, env_id)})
+            asked = ", ".join(options.variants)
+            raise UserError(f"{options.experiment} has none of the variants {asked}; it has {', '.join(known)}.")
+        for job in jobs:
+            check_existing(job)
+        if options.dry_run:
+            for job in jobs:
+                print("# finished" if is_done(job) else shlex.join(training_command(job)))
+            return
+        code = run_grid(options, jobs)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(f"interrupted; the same command again goes on: {shlex.join(['python', *sys.argv])}")
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

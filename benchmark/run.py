@@ -204,8 +204,9 @@ def run_job(job: dict) -> dict:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment,
                                        start_new_session=True)  # fmt: skip
         try:
-            code = process.wait()
-        finally:  # Ctrl-C of the driver cancels the task, which raises KeyboardInterrupt here
+            while (code := process.poll()) is None:
+                time.sleep(0.2)
+        finally:  # Ctrl-C of the driver cancels the task: KeyboardInterrupt between two polls (it would not end a wait)
             if process.poll() is None:
                 process.terminate()
                 try:
@@ -341,7 +342,9 @@ def run_grid(options: Options, jobs: list[dict]) -> int:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     import ray
 
-    address = {"address": options.address} if options.address else {"address": "local", "include_dashboard": False}
+    # A Ray worker that ends kills its children at once; ours get SIGTERM instead and write their checkpoints.
+    local = {"address": "local", "include_dashboard": False, "_system_config": {"kill_child_processes_on_worker_exit": False}}
+    address = {"address": options.address} if options.address else local
     try:
         ray.init(**address, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, ValueError, RuntimeError) as error:

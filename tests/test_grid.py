@@ -30,8 +30,9 @@ def ray_is_installed():
 def start(folder: Path, *arguments: str) -> subprocess.Popen:
     env = {k: v for k, v in os.environ.items() if k not in ("WANDB_API_KEY", "RAY_ADDRESS", "OMP_NUM_THREADS")}
     env.update(PYTHONPATH=str(ROOT / "tests"), HOME=str(folder))
-    return subprocess.Popen([sys.executable, str(ROOT / "benchmark/run.py"), *arguments], cwd=folder, env=env, text=True,
-                            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)  # fmt: skip
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    command = [sys.executable, str(ROOT / "benchmark/run.py"), *arguments]
+    return subprocess.Popen(command, cwd=folder, env=env, text=True, start_new_session=True, **pipes)
 
 
 def run(folder: Path, *arguments: str, code: int = 0) -> tuple[str, str]:
@@ -64,9 +65,8 @@ def scripts_of(folder: Path, seed: int) -> list[int]:
 
 def reference(folder: Path, *arguments: str) -> Path:
     """The run of the first line of --dry-run's output, in a folder of its own and never disturbed."""
-    out, _ = run(
-        folder, *arguments[: arguments.index("--")], "--dry-run", "--run-root", "undisturbed", *arguments[arguments.index("--") :]
-    )
+    end = arguments.index("--")
+    out, _ = run(folder, *arguments[:end], "--dry-run", "--run-root", "undisturbed", *arguments[end:])
     python, *command = shlex.split(out.splitlines()[0])
     assert python == "python"
     subprocess.run(
@@ -183,7 +183,7 @@ def test_a_run_that_keeps_dying_is_given_up_and_the_others_go_on(tmp_path):
 def test_existing_cluster(tmp_path):
     """--address reaches a cluster that was started before, and leaves it running."""
     ray, port = str(Path(sys.executable).with_name("ray")), 20_000 + os.getpid() % 10_000
-    env = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(ROOT / "tests")}
+    env = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "HOME": str(tmp_path)}  # Ray keeps its token in the home folder
     head = subprocess.Popen([ray, "start", "--head", "--block", f"--port={port}", "--ray-client-server-port", str(port + 1),
                              "--include-dashboard=false", "--num-cpus=2"], env=env, start_new_session=True, text=True,
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip

@@ -1,0 +1,255 @@
+"""benchmark/report.py from the command line, on run directories with known numbers."""
+
+import csv
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ROOT
+
+pytest.importorskip("rliable", reason="benchmark/requirements.txt is not installed")
+BETAS = ("0.266667", "0.533333", "0.8")
+CONDITION = {"rac_itm": "k"}
+
+
+def write_csv(path: Path, rows: list[dict]) -> None:
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def make_run(root: Path, exp_name: str, env_id: str, seed: int, returns: dict[int, float], script="rac_sac", bias=False,
+             total=None, tracked=False, fresh=None, **arguments) -> Path:  # fmt: skip
+    """A run directory whose best return at each step is given; the other two policies get half of it."""
+    path, condition = root / f"{env_id}__{exp_name}__{seed}", CONDITION.get(script, "beta")
+    path.mkdir(parents=True)
+    betas = ("0.2",) if script == "vanilla_rac" else BETAS
+    args = {"exp_name": exp_name, "env_id": env_id, "seed": seed, "total_timesteps": total or max(returns), "learning_starts": 0,
+            "num_eval_policies": 3, "wandb_project_name": "project", "wandb_entity": "team", "utd": 20, **arguments}  # fmt: skip
+    if script == "vanilla_rac":
+        del args["num_eval_policies"]
+    config = {"script": script, "args": args, "git_commit": "0123456789abcdef", "device": "a machine"}
+    (path / "config.json").write_text(json.dumps(config))
+    rows = []
+    for step, best in returns.items():
+        row = {"step": step, "wall_seconds": step / 10, "best_return": best, "best_return_std": 1, f"best_{condition}": betas[-1],
+               "bias_mean": seed if bias else "", "bias_std": 2 * seed if bias else ""}  # fmt: skip
+        row |= {f"return_{b}": best if b == betas[-1] else best / 2 for b in betas}
+        rows.append(row | ({} if script == "rac_td3" else {f"alpha_{b}": 1 / step for b in betas}))
+    write_csv(path / "eval.csv", rows)
+    write_csv(path / "train.csv", [{"step": step + 2000, "wall_seconds": step, "sps": 5, "qf_loss": ""} for step in returns])
+    if fresh is not None:
+        values = [{"step": max(returns), condition: b, "return": fresh, "return_std": 1} for b in betas]
+        write_csv(
+            path / "evaluate.csv", [v | {"best_in_training": int(b == betas[-1])} for v, b in zip(values, betas, strict=True)]
+        )
+    if tracked:
+        (path / "wandb_id").write_text("0123abcd")
+    return path
+
+
+def report(folder: Path, *arguments, code: int = 0, **environment) -> tuple[str, str, str]:
+    """stdout, stderr and report.md of a run of report.py."""
+    hidden = ("WANDB_API_KEY", "WANDB_MODE", "DISPLAY")
+    env = {k: v for k, v in os.environ.items() if k not in hidden} | {"HOME": str(folder)} | environment
+    command = [sys.executable, str(ROOT / "benchmark/report.py"), *map(str, arguments), "--out", "out", "--bootstrap", "50"]
+    result = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
+    assert result.returncode == code, result.stdout + result.stderr
+    path = folder / "out/report.md"
+    return result.stdout, result.stderr, path.read_text() if path.exists() else ""
+
+
+def tables(text: str) -> list[list[dict[str, str]]]:
+    """The tables of a Markdown file, each a list of rows."""
+    found = []
+    for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        cells = [[cell.strip() for cell in line.strip("|\n ").split(" | ")] for line in block.splitlines()]
+        found.append([dict(zip(cells[0], row, strict=True)) for row in cells[2:]])
+    return found
+
+
+def test_numbers(tmp_path):
+    runs, seeds = tmp_path / "runs", (1, 2, 3, 4)
+    ours = {"Ant-v4": [900, 1000, 1300, 1400], "Walker2d-v4": [10, 20, 30, 40]}  # at the last step, by seed
+    redq = {"Ant-v4": [1350, 800, 700, 600], "Walker2d-v4": [25, 15, 5, 1]}
+    for env_id in ours:
+        for seed in seeds:
+            last, first = ours[env_id][seed - 1], 1100 if seed < 3 else 100  # the mean crosses 1000 only at 3000
+            make_run(runs, "rac_sac", env_id, seed, {1000: 0, 2000: first, 3000: last}, fresh=last - 50)
+            make_run(runs, "redq", env_id, seed, {1000: 0, 2000: 0, 3000: redq[env_id][seed - 1]}, script="vanilla_rac")
+    out, err, text = report(tmp_path, "runs")
+    assert "16 runs, 0 warnings" in out and err == ""
+    found = tables(text)
+
+    row = next(r for r in found[0] if r["environment"] == "Ant-v4" and r["algorithm"] == "RAC-SAC")
+    mean, std = np.mean(ours["Ant-v4"]), np.std(ours["Ant-v4"], ddof=1)
+    assert row["return"] == f"{mean:,.0f} ± {std:,.0f}" and (row["seeds"], row["steps"]) == ("4", "3,000")
+    assert row["paper"] == "6,283 ± 549" and row["difference"] == f"{mean - 6283:+,.0f} †"  # not at the paper's 300 000 steps
+    only = [r["algorithm"] for r in found[0] if r["environment"] == "Ant-v4"][2:]
+    assert only == [f"{name} (paper only)" for name in ("RAC-TD3", "MBPO", "TQC20", "TD3", "SAC", "TQC")]
+
+    ant = {r["return"]: r for r in found[1] if r["environment"] == "Ant-v4"}
+    assert ant["1,000"]["RAC-SAC"] == "3,000 (paper 21,000)" and ant["1,000"]["REDQ"] == "not by 3,000 (paper 28,000)"
+    assert ant["6,000"]["RAC-SAC"] == "not by 3,000 (paper 248,000)" and ant["6,000"]["REDQ"] == "not by 3,000"
+    assert ant["1,000"]["TQC (paper only)"] == "185,000"
+    walker = next(r for r in found[1] if r["environment"] == "Walker2d-v4" and r["return"] == "3,000")
+    assert walker["TQC (paper only)"] == "270,000 ‡" and "‡ as printed in the paper" in text
+
+    def normalised(returns):
+        return np.array([returns["Ant-v4"], returns["Walker2d-v4"]]) / np.array([[6283], [5860]])
+
+    iqm = {r["algorithm"]: r for r in found[2]}
+    for name, returns in (("RAC-SAC", ours), ("REDQ", redq)):
+        middle = np.sort(normalised(returns).ravel())[2:6].mean()  # 8 scores: without the two lowest and the two highest
+        assert iqm[name]["IQM"] == f"{middle:.3f}" and iqm[name]["seeds"] == "4"
+        assert float(iqm[name]["low"]) <= middle + 5e-4 and float(iqm[name]["high"]) >= middle - 5e-4
+    wins = [np.mean([(a > b) + 0.5 * (a == b) for a in ours[env_id] for b in redq[env_id]]) for env_id in ours]
+    assert found[3][0] == found[3][0] | {"probability of improvement": "RAC-SAC over REDQ", "P": f"{np.mean(wins):.3f}"}
+
+    fresh = next(t for t in found if "beta*'s return on fresh episodes" in t[0])
+    assert fresh[0]["difference"] == "-50" and fresh[0]["beta*'s return on fresh episodes"].startswith(f"{mean - 50:,.0f}")
+    speed = next(t for t in found if "steps per second while learning" in t[0])
+    assert speed[0]["steps per second while learning"] == "5.0" and speed[0]["device"] == "a machine"
+
+
+def test_all_figures_and_one_html_file(tmp_path):
+    runs = tmp_path / "runs"
+    for seed in (1, 2):
+        for exp_name, script, extra in (
+            ("rac_sac", "rac_sac", {}),
+            ("rac_td3", "rac_td3", {}),
+            ("rac_itm", "rac_itm", {}),
+            ("redq", "vanilla_rac", {}),
+            ("rac_sac-utd_5", "rac_sac", {"utd": 5}),
+            ("rac_sac-no_warmup", "rac_sac", {"q_lr_init": 3e-4}),
+            ("mine", "rac_sac", {"tau": 1}),
+        ):
+            returns = {1000: 10 * seed, 2000: 50, 3000: 70}
+            make_run(runs, exp_name, "Humanoid-v4", seed, returns, script=script, bias=True, **extra)
+    out, err, text = report(tmp_path, "runs")
+    assert err == "" and "14 runs" in out
+    figures = re.findall(r"!\[.*\]\((.*)\)", text)
+    wanted = {"learning_curves", "variants", "bias_mean", "bias_std", "iqm", "probability_of_improvement", "ablation_utd",
+              "ablation_warmup", *(f"{kind}_rac_{a}" for kind in ("return_per_beta", "best_beta") for a in ("sac", "td3")),
+              "temperature_rac_sac", "return_per_k_rac_itm", "best_k_rac_itm", "temperature_rac_itm"}  # fmt: skip
+    assert wanted <= {name.removesuffix(".png") for name in figures}
+    assert all((tmp_path / "out" / name).read_bytes().startswith(b"\x89PNG") for name in figures)
+    page = (tmp_path / "out/report.html").read_text()
+    assert page.count('src="data:image/png;base64,') == len(figures) == page.count("src=")  # nothing outside the file
+    assert "href=" not in page and "http" not in re.sub(r'src="[^"]*"', "", page)
+    assert page.count("<table>") == len(tables(text))
+    curves = next(t for t in tables(text) if "return" in t[0] and "paper" in t[0])
+    assert "mine" in [r["algorithm"] for r in curves]  # another experiment's name stands for itself
+    assert "RAC-SAC, G = 5" not in [r["algorithm"] for r in curves]  # an ablation is in its panel only
+
+
+def test_what_cannot_be_used_is_named(tmp_path):
+    runs = tmp_path / "runs"
+    make_run(runs, "rac_sac", "Hopper-v4", 1, {1000: 5, 2000: 6})
+    make_run(runs, "rac_sac", "Hopper-v4", 2, {1000: 5}, total=9000)  # unfinished: used
+    make_run(runs / "deep" / "deeper", "rac_sac", "Hopper-v4", 1, {1000: 7})  # the same run again, shorter
+    make_run(runs, "other", "Hopper-v4", 1, {1000: 5}, utd=3)
+    make_run(runs, "other", "Hopper-v4", 2, {1000: 5}, utd=4)
+    cut = make_run(runs, "cut", "Hopper-v4", 1, {1000: 5, 2000: 6}, script="vanilla_rac") / "eval.csv"
+    cut.write_text(cut.read_text()[:-4])
+    rotten = make_run(runs, "rotten", "Hopper-v4", 1, {1000: 5, 2000: 6, 3000: 7}) / "eval.csv"
+    rotten.write_text(rotten.read_text().replace("2000,200.0,6", "2000,200.0,six"))
+    mixed = make_run(runs, "mixed", "Hopper-v4", 1, {1000: 5}, script="rac_itm")
+    (mixed / "eval.csv").write_bytes((runs / "Hopper-v4__rac_sac__1/eval.csv").read_bytes())
+    make_run(runs, "back", "Hopper-v4", 1, {2000: 5, 1000: 6})
+    make_run(runs, "beyond", "Hopper-v4", 1, {1000: 5, 2000: 6}, total=1500)
+    (make_run(runs, "young", "Hopper-v4", 1, {1000: 5}) / "eval.csv").unlink()
+    (make_run(runs, "lost", "Hopper-v4", 1, {1000: 5}) / "config.json").unlink()
+    (make_run(runs, "foreign", "Hopper-v4", 1, {1000: 5}) / "config.json").write_text('{"script": "ppo"}')
+    (make_run(runs, "binary", "Hopper-v4", 1, {1000: 5}) / "eval.csv").write_bytes(b"\xff\xfe\x00")
+    (runs / "empty").mkdir()
+    (runs / "notes").mkdir()
+    (runs / "notes/todo.txt").write_text("")
+    _, err, text = report(tmp_path, "runs")
+    lines = err.splitlines()
+    for name, sentence in (
+        ("deeper/Hopper-v4__rac_sac__1", "are the same run (seed 1); the longer one is used"),
+        ("other__1", "differ in utd and are shown apart"),
+        ("cut__1/eval.csv", "ends in the middle of a row"),
+        ("rotten__1/eval.csv", "is damaged in line 3"),
+        ("mixed__1", "is mixed up: its eval.csv is not one of rac_itm.py"),
+        ("back__1", "the steps in its eval.csv do not grow"),
+        ("beyond__1", "goes beyond the 1500 steps"),
+        ("young__1", "has no evaluation yet"),
+        ("lost__1", "has no config.json"),
+        ("foreign__1", "has a damaged config.json, or one that is not of this project"),
+        ("binary__1/eval.csv", "cannot be read"),
+        ("runs/empty", "is not a run directory"),
+        ("runs/notes", "is not a run directory"),
+    ):
+        (line,) = [line for line in lines if name in line and sentence in line]
+        assert line.startswith("warning: ") and line.removeprefix("warning: ") in text
+    assert all(line.startswith("warning: ") for line in lines) and "Traceback" not in err
+    used = [row["run directory"] for row in next(t for t in tables(text) if "run directory" in t[0])]
+    names = {Path(name).name for name in used}
+    assert names == {f"Hopper-v4__{n}" for n in ("rac_sac__1", "rac_sac__2", "other__1", "other__2", "cut__1", "rotten__1")}
+    assert "1,000 of 9,000, unfinished" in text and "other [utd 3]" in text and "other [utd 4]" in text
+
+
+def test_nothing_to_report(tmp_path):
+    (tmp_path / "runs").mkdir()
+    _, err, _ = report(tmp_path, "runs", code=2)
+    assert err.splitlines()[-1] == "error: there is no run that can be reported on; give run directories with an eval.csv."
+    _, err, _ = report(tmp_path, "nowhere", code=2)
+    assert err.startswith("error: nowhere is not a directory")
+
+
+def test_published_specification(tmp_path):
+    """Built without login or network; whose runs, which curves and which tables it shows."""
+    runs, path = tmp_path / "runs", tmp_path / "out/wandb_report.json"
+    for seed in (1, 2):
+        make_run(runs, "rac_sac", "Ant-v4", seed, {1000: 5, 2000: 1500}, tracked=True)
+        make_run(runs, "redq", "Ant-v4", seed, {1000: 5, 2000: 7}, script="vanilla_rac", tracked=True)
+        make_run(runs, "rac_itm", "Hopper-v4", seed, {1000: 5, 2000: 7}, script="rac_itm", tracked=seed == 1)
+    _, err, text = report(tmp_path, "runs", "--publish")
+    assert "1 runs were not tracked" in err and "not published (no API key" in err and "out/wandb_report.json" in err
+    written = json.loads(path.read_text())
+    assert written["project"] == {"name": "project", "entityName": "team"}
+    grids = [block["metadata"] for block in written["spec"]["blocks"] if block["type"] == "panel-grid"]
+    shown = []
+    for grid in grids:
+        for run_set in grid["runSets"]:
+            values = {f["key"]["name"]: f["value"] for f in run_set["filters"]["filters"]}
+            assert [g["name"] for g in run_set["grouping"]] == ["exp_name.value"] and "project" not in run_set
+            shown.append((run_set["name"], values["exp_name"], values["env_id"]))
+    assert shown == [("RAC-SAC", "rac_sac", "Ant-v4"), ("REDQ", "redq", "Ant-v4"), ("RAC-SAC", "rac_sac", "Ant-v4"),
+                     ("RAC-ITM", "rac_itm", "Hopper-v4"), ("RAC-ITM", "rac_itm", "Hopper-v4")]  # fmt: skip
+    panels = [{p["config"]["chartTitle"]: p["config"] for p in grid["panelBankSectionConfig"]["panels"]} for grid in grids]
+    best = panels[0]["return of the best policy"]
+    assert best["metrics"] == ["eval/best_return"] and best["xAxis"] == "global_step"
+    assert (best["groupAgg"], best["groupArea"]) == ("mean", "stddev")
+    assert panels[0]["mean of normalised value bias"]["metrics"] == ["eval/bias_mean"]
+    assert panels[1]["return per beta"]["metrics"] == [f"eval/return_{b}" for b in BETAS]
+    assert panels[1]["temperature per beta"]["metrics"] == [f"eval/alpha_{b}" for b in BETAS]
+    assert panels[3]["best k"]["metrics"] == ["eval/best_k"]
+    markdown = [block["content"] for block in written["spec"]["blocks"] if block["type"] == "markdown-block"]
+    assert len(markdown) == len(tables(text)) and all(table in text for table in markdown)
+    # The names of the panels are those that the scripts log.
+    import rac_sac
+
+    logged = rac_sac.wandb_names(dict.fromkeys(rac_sac.eval_columns([0.8]), 1.0)) | rac_sac.wandb_names(
+        dict.fromkeys(rac_sac.TRAIN_COLUMNS, 1.0)
+    )
+    metrics = {m for p in (panels[0],) for config in p.values() for m in config["metrics"]}
+    assert metrics <= set(logged) and "eval/return_0.8" in logged
+
+    _, err, _ = report(tmp_path, "runs", "--publish", "--project", "mine", "--entity", "me", WANDB_MODE="offline")
+    assert "WANDB_MODE is offline" in err and "projects project are not in a report of mine" in err
+    assert json.loads(path.read_text())["project"] == {"name": "mine", "entityName": "me"}
+
+
+def test_untracked_runs_are_not_published(tmp_path):
+    make_run(tmp_path / "runs", "rac_sac", "Ant-v4", 1, {1000: 5})
+    _, err, _ = report(tmp_path, "runs", "--publish")
+    assert err == "not published: none of these runs was tracked; train with --track\n"

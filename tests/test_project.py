@@ -3,6 +3,8 @@
 import ast
 import importlib
 import re
+import subprocess
+import sys
 
 import pytest
 from conftest import ROOT, SCRIPTS
@@ -49,3 +51,18 @@ def test_every_argument_is_used(name):
     module, tree = importlib.import_module(name), ast.parse((ROOT / f"{name}.py").read_text())
     attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     assert {f.name for f in module.dataclasses.fields(module.Args)} <= attributes
+
+
+def test_benchmark_readme_is_up_to_date():
+    """Its table of costs is what cost.py prints, every experiment has its command, and every flag named is one."""
+    readme = (ROOT / "benchmark/README.md").read_text()
+    table = subprocess.run([sys.executable, str(ROOT / "benchmark/cost.py")], capture_output=True, text=True, check=True).stdout
+    assert table.count("\n") > 10 and table in readme
+    source = (ROOT / "benchmark/experiments.py").read_text()
+    names = [name for name in re.findall(r'^    "(\w+)": \(', source[source.index("SWEEPS =") :], re.M) if name != "smoke"]
+    assert len(names) == 13 and all(f"python benchmark/run.py --experiment {name}`" in readme for name in names)
+    known = {f"--{name.replace('_', '-')}" for name in re.findall(r"^    (\w+): ", (ROOT / "benchmark/run.py").read_text(), re.M)}
+    commands = re.findall(r"benchmark/run.py ([^`\n]*)", readme)
+    used = {flag for command in commands for flag in re.findall(r"--[a-z][\w-]*", command)}
+    assert used and used <= known
+    assert {line for line in pins((ROOT / "benchmark/requirements.txt").read_text())} >= {"pandas==2.3.3", "rliable==1.2.0"}

@@ -1,0 +1,73 @@
+"""What each experiment costs, computed from measured speed; prints the table of benchmark/README.md.
+
+python benchmark/cost.py --seeds 8
+python benchmark/cost.py --seeds 8 --gpu-steps-per-second 100
+"""
+
+import itertools
+from dataclasses import dataclass
+
+import tyro
+from experiments import EXPERIMENTS, STEPS, members, short_name
+
+# Measured on 2 cores of an AMD EPYC with AVX2, 2026-11-21, by evaluation_cost.py: seconds per step of training (UTD 20, N 10)
+# on both cores, core-seconds of an evaluation of 12 policies with no episode ending early, seconds per simulated step.
+CORES = 2
+MEASURED = {"Humanoid": (0.4489, 85.7, 714.0e-6), "Ant": (0.2378, 51.3, 427.6e-6), "Walker2d": (0.2676, 36.9, 307.4e-6),
+            "Hopper": (0.2804, 26.0, 217.0e-6)}  # fmt: skip
+# Relative cost of a step, by throughput.py --sweep of the same day; between the measured values along a straight line.
+RELATIVE = {"utd": {1: 0.09, 5: 0.27, 10: 0.54, 20: 1.0}, "num_critics": {2: 0.24, 5: 0.58, 10: 1.0}}
+RANDOM_STEPS, EVAL_FREQUENCY, BIAS_FREQUENCY, BIAS_STEPS, POLICIES = 5000, 1000, 10_000, 600_000, 12
+
+
+@dataclass
+class Options:
+    seeds: int = 8
+    """runs of each variant in each environment"""
+    gpu_steps_per_second: float = 100.0
+    """environment steps per second of training on one GPU, which benchmark/throughput.py measures on yours"""
+
+
+def relative(argument: str, value: float) -> float:
+    """Cost of a step relative to the default's, between measured values along a straight line."""
+    points = sorted(RELATIVE[argument].items())
+    for (x0, y0), (x1, y1) in itertools.pairwise(points):
+        if x0 <= value <= x1:
+            return y0 + (y1 - y0) * (value - x0) / (x1 - x0)
+    raise ValueError(f"{argument} {value} lies outside of what was measured")
+
+
+def run_cost(env_id: str, script: str, flags: str) -> tuple[float, float, float]:
+    """Learned steps, core-seconds of training on a CPU, and core-seconds of evaluation and value bias of one run."""
+    step, evaluation, simulated = MEASURED[short_name(env_id)]
+    words = flags.split()
+    for argument in RELATIVE:
+        flag = "--" + argument.replace("_", "-")
+        if flag in words:
+            step *= relative(argument, float(words[words.index(flag) + 1]))
+    total = STEPS.get(short_name(env_id), 300_000)
+    learned = total - RANDOM_STEPS
+    policies = 1 if script == "vanilla_rac.py" else POLICIES
+    evaluations = learned / EVAL_FREQUENCY * evaluation * policies / POLICIES
+    bias = learned / BIAS_FREQUENCY * BIAS_STEPS * simulated
+    return learned, learned * step * CORES, evaluations + bias
+
+
+def main() -> None:
+    options = tyro.cli(Options, description=__doc__)
+    rate = options.gpu_steps_per_second
+    print(
+        f"| experiment | redraws | runs | CPU: core-hours | GPU: GPU-hours at {rate:g} steps/s | and core-hours of evaluation |"
+    )
+    print("|---|---|---|---|---|---|")
+    for experiment, (what, _, env_ids, _) in EXPERIMENTS.items():
+        if experiment == "smoke":
+            continue
+        costs = [run_cost(env_id, script, flags) for env_id in env_ids for _, script, flags in members(experiment, env_id)]
+        learned, training, evaluation = (sum(column) * options.seeds for column in zip(*costs, strict=True))
+        hours = f"{(training + evaluation) / 3600:,.0f} | {learned / rate / 3600:,.0f} | {evaluation / 3600:,.0f}"
+        print(f"| `{experiment}` | {what} | {len(costs) * options.seeds} | {hours} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -8,7 +8,7 @@ import itertools
 from dataclasses import dataclass
 
 import tyro
-from experiments import EXPERIMENTS, STEPS, members, short_name
+from experiments import EXPERIMENTS, STEPS, members, of_environment, short_name
 
 # Measured on 2 cores of an AMD EPYC with AVX2, 2026-11-21, by evaluation_cost.py: seconds per step of training (UTD 20, N 10)
 # on both cores, core-seconds of an evaluation of 12 policies with no episode ending early, seconds per simulated step.
@@ -25,7 +25,7 @@ class Options:
     seeds: int = 8
     """runs of each variant in each environment"""
     gpu_steps_per_second: float = 100.0
-    """environment steps per second of training on one GPU, which benchmark/throughput.py measures on yours"""
+    """steps per second of training on one GPU, which benchmark/throughput.py measures on yours; the same for any UTD and N"""
 
 
 def relative(argument: str, value: float) -> float:
@@ -45,7 +45,7 @@ def run_cost(env_id: str, script: str, flags: str) -> tuple[float, float, float]
         flag = "--" + argument.replace("_", "-")
         if flag in words:
             step *= relative(argument, float(words[words.index(flag) + 1]))
-    total = STEPS.get(short_name(env_id), 300_000)
+    total = of_environment(STEPS, env_id)
     learned = total - RANDOM_STEPS
     policies = 1 if script == "vanilla_rac.py" else POLICIES
     evaluations = learned / EVAL_FREQUENCY * evaluation * policies / POLICIES

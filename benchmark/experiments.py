@@ -5,40 +5,45 @@ The same experiment name always means the same settings, so runs are shared: `--
 default, and is the run of `main`.
 """
 
+import ast
+import functools
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
 PAPER_ENVS = ("Humanoid-v4", "Ant-v4", "Walker2d-v4", "Hopper-v4")
 ABLATION_ENVS = ("Walker2d-v4", "Humanoid-v4")  # the paper does not name the environments of its ablations
-STEPS = {"Humanoid": 1_000_000}  # environment steps of a run; others 300 000
+STEPS = {"Humanoid": 1_000_000, "": 300_000}  # environment steps of a run; "": all others, here and below
 REDQ_TARGET_ENTROPY = {"Hopper": -1, "Walker2d": -3, "HalfCheetah": -3, "Ant": -4, "Humanoid": -2}  # of its authors
+REDQ_ENTROPY_FLAG = "{--target-entropy of REDQ}"  # stands for the flag with that value; for none in other environments
 
-# Experiment name: (label, script, flags). {redq_target_entropy} is that of the environment.
+# Experiment name: (label, script, flags).
 VARIANTS = {
     "rac_sac": ("RAC-SAC", "rac_sac.py", ""),
     "rac_td3": ("RAC-TD3", "rac_td3.py", ""),
     "vanilla_rac": ("Vanilla RAC", "vanilla_rac.py", ""),
     "rac_itm": ("RAC-ITM", "rac_itm.py", ""),
-    "redq": ("REDQ", "vanilla_rac.py", "--target-rule in-target-min --min-size 2 --q-lr-init 3e-4 --initial-log-alpha 0 "
-             "--target-entropy {redq_target_entropy}"),
+    "redq": ("REDQ", "vanilla_rac.py",
+             f"--target-rule in-target-min --min-size 2 --q-lr-init 3e-4 --initial-log-alpha 0 {REDQ_ENTROPY_FLAG}"),
     # Compared with REDQ, at the same target entropy.
-    "vanilla_rac-redq_entropy": ("Vanilla RAC, target entropy of REDQ", "vanilla_rac.py",
-                                 "--target-entropy {redq_target_entropy}"),
-    "rac_sac-independent_temperature": ("RAC-SAC, independent temperature", "rac_sac.py", "--no-temperature-network"),
-    "rac_sac-no_warmup": ("RAC-SAC, no warm-up", "rac_sac.py", "--q-lr-init 3e-4"),
+    "vanilla_rac-redq_entropy": ("Vanilla RAC, target entropy of REDQ", "vanilla_rac.py", REDQ_ENTROPY_FLAG),
 }  # fmt: skip
 
 # Sweep: (base variant, argument, symbol, values, its default, which is the base variant itself; by environment where it differs).
+CAPACITY = {"Humanoid": 300_000, "Walker2d": 100_000, "Ant": 200_000, "": 1_000_000}
+VANILLA_BETA = {"Humanoid": 0.2, "Ant": 0.2, "Hopper": 0.2, "": 0.3}
 SWEEPS = {
     "utd": ("rac_sac", "utd", "G", (1, 5, 10, 20), 20),
     "ensemble": ("rac_sac", "num_critics", "N", (2, 3, 5, 8, 10), 10),
     "training": ("rac_sac", "train_beta_max", "a", (0.4, 0.6, 0.8, 1.0, 1.2), 0.8),
     "exploration": ("rac_sac", "explore_beta_max", "b", (0.2, 0.3, 0.4, 0.6, 0.8), 0.3),
-    "capacity": ("rac_sac", "buffer_size", "capacity", (50_000, 100_000, 200_000, 300_000, 1_000_000),
-                 {"Humanoid": 300_000, "Walker2d": 100_000, "Ant": 200_000, "": 1_000_000}),
+    "capacity": ("rac_sac", "buffer_size", "capacity", (50_000, 100_000, 200_000, 300_000, 1_000_000), CAPACITY),
     "temperature": ("rac_sac", "initial_log_alpha", "xi", (-5, -2, 0), -5),
-    "vanilla_beta": ("vanilla_rac", "beta", "beta", (0.2, 0.3, 0.4, 0.6, 0.8),
-                     {"Humanoid": 0.2, "Ant": 0.2, "Hopper": 0.2, "": 0.3}),
+    "temperature_network": ("rac_sac", "temperature_network", "temperature network", (True, False), True),
+    "warmup": ("rac_sac", "q_lr_init", "initial learning rate (3e-4: no warm-up)", (3e-5, 3e-4), 3e-5),
+    "vanilla_beta": ("vanilla_rac", "beta", "beta", (0.2, 0.3, 0.4, 0.6, 0.8), VANILLA_BETA),
     "itm_training": ("rac_itm", "train_k_max", "a", (2, 2.5, 3, 4), 2),
     "itm_exploration": ("rac_itm", "explore_k_max", "b", (1.25, 1.5, 1.75, 2), 1.5),
-}  # fmt: skip
+}
 
 # Experiment: (what it redraws, variants or the name of a sweep, environments, flags of all its runs).
 BIAS = "--bias-frequency 10000"
@@ -48,18 +53,19 @@ EXPERIMENTS = {
     "main": ("tables 1 and 2; learning curves, value bias, return per beta, best beta, temperatures",
              ("rac_sac", "rac_td3", "vanilla_rac-redq_entropy", "rac_itm", "redq"), PAPER_ENVS, BIAS),
     "variants": ("RAC-SAC against its variants", ("rac_sac", "vanilla_rac", "rac_itm"), PAPER_ENVS, BIAS),
-    **{name: (f"ablation: {symbol} of {base}", name, ABLATION_ENVS, BIAS) for name, (base, _, symbol, *_) in SWEEPS.items()},
-    "temperature_network": ("ablation: temperature network on and off",
-                            ("rac_sac", "rac_sac-independent_temperature"), ABLATION_ENVS, BIAS),
-    "warmup": ("ablation: learning-rate warm-up on and off", ("rac_sac", "rac_sac-no_warmup"), ABLATION_ENVS, BIAS),
+    **{name: (f"ablation: {symbol} of {VARIANTS[base][0]}", name, ABLATION_ENVS, BIAS)
+       for name, (base, _, symbol, *_) in SWEEPS.items()},
     "smoke": ("nothing: tiny networks, seconds",
               ("smoke_rac_sac", "smoke_rac_td3", "smoke_vanilla_rac", "smoke_rac_itm", "smoke_redq"),
               ("Hopper-v4", "InvertedPendulum-v4"), TINY),
 }  # fmt: skip
+SMOKE = "smoke_"  # before a variant's name: the same with tiny networks, never to be mixed up with the real one
+
 # Arguments that change how a run is done, not what it learns.
 HARMLESS = ("track", "wandb_project_name", "wandb_entity", "capture_video", "checkpoint_seconds", "compile", "cudagraphs", "cuda",
             "torch_deterministic", "matmul_precision", "eval_workers", "bias_frequency")  # fmt: skip
-SMOKE = "smoke_"  # before a variant's name: the same with tiny networks, never to be mixed up with the real one
+HOUSEKEEPING = (*HARMLESS, "seed", "env_id", "exp_name", "run_root", "run_name", "resume", "evaluate", "total_timesteps")
+ACTION_DIM = {"Humanoid": 17, "Ant": 8, "Walker2d": 6, "Hopper": 3}
 
 
 def short_name(env_id: str) -> str:
@@ -72,53 +78,114 @@ def of_environment(value, env_id: str):
     return value.get(short_name(env_id), value[""]) if isinstance(value, dict) else value
 
 
+def sweep_names() -> dict[str, tuple[str, object]]:
+    """Experiment name -> (sweep, value) of every value of every sweep."""
+    return {f"{base}-{argument}_{value}": (name, value) for name, (base, argument, _, values, _) in SWEEPS.items()
+            for value in values}  # fmt: skip
+
+
+def variant(name: str, env_id: str) -> tuple[str, str]:
+    """(script, flags) of a variant, or of a sweep's value, by experiment name; raises KeyError for another name."""
+    name = name.removeprefix(SMOKE)
+    if name in VARIANTS:
+        _, script, flags = VARIANTS[name]
+        entropy = REDQ_TARGET_ENTROPY.get(short_name(env_id))
+        return script, flags.replace(REDQ_ENTROPY_FLAG, "" if entropy is None else f"--target-entropy {entropy}").strip()
+    sweep, value = sweep_names()[name]
+    base, argument, *_ = SWEEPS[sweep]
+    flag = argument.replace("_", "-")
+    return VARIANTS[base][1], f"--no-{flag}" if value is False else f"--{flag} {value}"
+
+
 def members(experiment: str, env_id: str) -> list[tuple[str, str, str]]:
     """(experiment name, script, flags) of every variant of an experiment in an environment."""
-    chosen = EXPERIMENTS[experiment][1]
-    found = []
-    if isinstance(chosen, str):
-        base, argument, _, values, default = SWEEPS[chosen]
-        _, script, flags = VARIANTS[base]
-        for value in values:
-            if value == of_environment(default, env_id):
-                found.append((base, script, flags))
-            else:
-                found.append((f"{base}-{argument}_{value}", script, f"{flags} --{argument.replace('_', '-')} {value}".strip()))
-    else:
-        for name in chosen:
-            _, script, flags = VARIANTS[name.removeprefix(SMOKE)]
-            entropy = REDQ_TARGET_ENTROPY.get(short_name(env_id), -1)
-            found.append((name, script, flags.format(redq_target_entropy=entropy)))
+    names = EXPERIMENTS[experiment][1]
+    if isinstance(names, str):
+        base, argument, _, values, default = SWEEPS[names]
+        default = of_environment(default, env_id)
+        names = [base if value == default else f"{base}-{argument}_{value}" for value in values]
+    return [(name, *variant(name, env_id)) for name in names]
+
+
+def given(flags: str) -> dict[str, str]:
+    """The arguments in command-line flags by field name; --no-compile is compile: False."""
+    found, words = {}, flags.split()
+    while words:
+        name = words.pop(0).removeprefix("--").replace("-", "_")
+        if words and not words[0].startswith("--"):
+            found[name] = words.pop(0)
+        else:
+            name, value = (name[3:], "False") if name.startswith("no_") else (name, "True")
+            found[name] = value
     return found
 
 
-def base_of(exp_name: str) -> str:
-    """The variant's name without smoke_ before it and without +flag_value after it."""
-    return exp_name.removeprefix(SMOKE).split("+")[0]
+def differs(saved, wanted) -> bool:
+    """Whether a value of config.json is another one than a default or a command line's word."""
+    try:
+        return float(saved) != float(wanted)
+    except (TypeError, ValueError):
+        return str(saved) != str(wanted)
 
 
-def sweep_value(exp_name: str, sweep: str, env_id: str):
-    """The value that a run has in a sweep: a member's, or the default of its base variant; None if it is not of the sweep."""
-    base, argument, _, values, default = SWEEPS[sweep]
-    if exp_name == base:
-        return of_environment(default, env_id)
-    return next((value for value in values if exp_name == f"{base}-{argument}_{value}"), None)
+@functools.cache
+def script_defaults(script: str) -> dict:
+    """The defaults of a script's arguments, from its source: importing it would import torch."""
+    tree = ast.parse((ROOT / script).read_text())
+    fields = next(node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Args")
+    found = {}
+    for node in fields:
+        if isinstance(node, ast.AnnAssign):
+            try:
+                found[node.target.id] = ast.literal_eval(node.value)
+            except ValueError:  # exp_name
+                continue
+    return found
 
 
-def is_ablation(exp_name: str) -> bool:
-    """Whether runs of this name are a member of an ablation only, and no algorithm of the main comparison."""
-    name = base_of(exp_name)
-    known = any(name == f"{base}-{argument}_{value}" for base, argument, _, values, _ in SWEEPS.values() for value in values)
-    return known or name in ("rac_sac-independent_temperature", "rac_sac-no_warmup")
+def expected(exp_name: str, env_id: str) -> dict | None:
+    """The settings that an experiment name stands for, as far as they are known; None for a name that is not from here.
+
+    The defaults of the script, those that it fills in by environment, and the flags of the variant and of its +flag_value.
+    """
+    name, *extra = exp_name.split("+")
+    try:
+        script, flags = variant(name, env_id)
+    except KeyError:
+        return None
+    settings = {**script_defaults(script), "script": script.removesuffix(".py")}
+    if name.startswith(SMOKE):
+        settings.update(given(TINY))
+    settings.update(given(flags))
+    settings.update(item.rsplit("_", 1) for item in extra)
+    filled = {
+        "buffer_size": 1_000_000 if script == "vanilla_rac.py" else of_environment(CAPACITY, env_id),
+        "beta": of_environment(VANILLA_BETA, env_id),
+        "eval_beta_max": settings.get("train_beta_max"),
+        "eval_k_max": settings.get("train_k_max"),
+        "target_entropy": -ACTION_DIM[short_name(env_id)] if short_name(env_id) in ACTION_DIM else None,
+    }
+    settings.update({key: value for key, value in filled.items() if key in settings and settings[key] is None})
+    return {key: value for key, value in settings.items() if key not in HOUSEKEEPING and value is not None}
+
+
+def deviations(args: dict, script: str, exp_name: str, env_id: str) -> dict:
+    """The settings in a run's config.json that are not those that an experiment name stands for; {} for an unknown name."""
+    wanted, saved = expected(exp_name, env_id) or {}, {**args, "script": script}
+    return {key: saved[key] for key, value in wanted.items() if key in saved and differs(saved[key], value)}
 
 
 def label(exp_name: str) -> str:
     """How a report calls the runs of an experiment name; a name that is not in this file stands for itself."""
     plain, *extra = exp_name.removeprefix(SMOKE).split("+")
     text = VARIANTS[plain][0] if plain in VARIANTS else plain
-    for base, argument, symbol, values, _ in SWEEPS.values():
-        for value in values:
-            if plain == f"{base}-{argument}_{value}":
-                text = f"{VARIANTS[base][0]}, {symbol} = {value:g}"
+    if plain in sweep_names():
+        sweep, value = sweep_names()[plain]
+        text = f"{VARIANTS[SWEEPS[sweep][0]][0]}, {SWEEPS[sweep][2]} = {value}"
     details = (["tiny"] if exp_name.startswith(SMOKE) else []) + [item.replace("_", " ") for item in extra]
     return f"{text} ({', '.join(details)})" if details else text
+
+
+def base_of(exp_name: str) -> str:
+    """The variant's name without smoke_ before it and without +flag_value after it."""
+    return exp_name.removeprefix(SMOKE).split("+")[0]

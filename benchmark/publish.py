@@ -7,6 +7,7 @@ needs a key (`wandb login`).
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 COLUMN = 8  # width of a panel in the grid of 24 columns
@@ -18,6 +19,7 @@ def build_specification(tables: list, groups: list, entity: str, project: str):
 
     tables: ("heading", (text,)) and ("table", (header, rows)) in order; groups: those with tracked runs.
     """
+    import wandb_workspaces.expr as expr
     import wandb_workspaces.reports.v2 as wr
     from report import markdown_table
 
@@ -26,14 +28,11 @@ def build_specification(tables: list, groups: list, entity: str, project: str):
         here = [group for group in groups if group.env_id == env_id]
         # A run set that names its project makes wandb-workspaces ask the server for the project's number, which needs a
         # login. One without a project is of the report's own project: the same runs, and nothing to ask.
-        run_sets = [
-            wr.Runset(
-                name=group.label,
-                filters=f"Config('exp_name') == '{group.exp_name}' and Config('env_id') == '{env_id}'",
-                groupby=["config.exp_name"],
-            )
-            for group in here
-        ]
+        run_sets = []
+        for group in here:
+            wanted = {"exp_name": group.exp_name, "env_id": env_id, **group.told_apart_by}
+            filters = [expr.Config(name) == value for name, value in wanted.items() if value is not None and name != "script"]
+            run_sets.append(wr.Runset(name=group.label, filters=filters, groupby=["config.exp_name"]))
 
         def line(title: str, metrics: list[str], place: int, **options):
             layout = wr.Layout(x=COLUMN * (place % 3), y=6 * (place // 3), w=COLUMN, h=6)
@@ -79,9 +78,7 @@ def specification(report) -> dict:
 
 def publish(tables: list, groups: list, path: Path, entity: str | None, project: str | None) -> None:
     """Write the specification to `path`; then save the report online, or say why not."""
-    from report import Group
-
-    tracked = [Group(g.env_id, g.exp_name, [run for run in g.runs if run.tracked], g.label) for g in groups]
+    tracked = [replace(group, runs=[run for run in group.runs if run.tracked]) for group in groups]
     tracked = [group for group in tracked if group.runs]
     left_out = sum(len(g.runs) for g in groups) - sum(len(g.runs) for g in tracked)
     if not tracked:

@@ -24,16 +24,15 @@ import numpy as np
 import pandas as pd
 import tyro
 from experiments import (
-    HARMLESS,
+    HOUSEKEEPING,
     PAPER_ENVS,
     SMOKE,
     SWEEPS,
     VARIANTS,
     base_of,
-    is_ablation,
+    deviations,
     label,
     short_name,
-    sweep_value,
 )
 
 matplotlib.use("Agg")
@@ -41,9 +40,8 @@ import matplotlib.pyplot as plt
 
 PAPER = Path(__file__).resolve().parent / "paper"
 CONDITIONS = {"rac_sac": "beta", "rac_td3": "beta", "vanilla_rac": "beta", "rac_itm": "k"}
-HOUSEKEEPING = (*HARMLESS, "seed", "env_id", "exp_name", "run_root", "run_name", "resume", "evaluate", "total_timesteps")
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")  # Okabe and Ito's
-LINES = ("-", "--", "-.", ":")
+LINES = ("-", "--", "-.", (0, (6, 1, 1, 1, 1, 1)))  # dotted lines have a meaning of their own
 STYLE = {"figure.dpi": 110, "font.size": 9, "axes.grid": True, "grid.alpha": 0.3, "axes.spines.top": False,
          "axes.spines.right": False, "legend.frameon": False, "savefig.bbox": "tight"}  # fmt: skip
 TITLE = "Realistic Actor-Critic: report"
@@ -56,6 +54,7 @@ img { max-width: 100% }
 figure { margin: 1.5rem 0 }
 figcaption { color: #555; font-size: 13px }
 """
+RETURN = "average undiscounted return"
 NONE = "—"  # in a table's cell
 
 
@@ -83,6 +82,7 @@ class Options:
 class Run:
     path: Path
     script: str
+    condition: str  # what its policies differ by
     args: dict
     commit: str
     device: str
@@ -93,7 +93,6 @@ class Run:
     env_id = property(lambda self: self.args["env_id"])
     seed = property(lambda self: self.args["seed"])
     exp_name = property(lambda self: self.args["exp_name"])
-    condition = property(lambda self: CONDITIONS[self.script])
     total = property(lambda self: self.args["total_timesteps"])
     last = property(lambda self: int(self.eval.index[-1]))
     finished = property(lambda self: self.last >= self.total)
@@ -102,47 +101,54 @@ class Run:
 
 @dataclass
 class Group:
-    """The runs of one experiment name in one environment: one per seed."""
+    """The runs of one experiment name with one setting in one environment: one per seed."""
 
     env_id: str
     exp_name: str
     runs: list[Run] = field(default_factory=list)
     label: str = ""
+    told_apart_by: dict = field(default_factory=dict)  # the settings in which it differs from others of its name
 
     condition = property(lambda self: self.runs[0].condition)
-    last = property(lambda self: min(run.last for run in self.runs))  # the last step that every seed has been evaluated at
+    last = property(lambda self: min(run.last for run in self.runs))  # no seed has been evaluated for a shorter time
+
+    def deviations(self, exp_name: str) -> dict:
+        """The settings that are not those of an experiment name."""
+        run = self.runs[0]
+        return deviations(run.args, run.script, exp_name, run.env_id)
 
 
 # ------------------------------------------------------------------------------------------------------------ reading runs
-def read_csv(path: Path, warn) -> pd.DataFrame:
-    """A CSV file of numbers by its step; what is cut off or damaged is left out from there on, with a warning."""
+def read_csv(path: Path, warn, required: tuple[str, ...] = ("step",)) -> pd.DataFrame:
+    """A CSV file of numbers by its step; what is cut off or damaged is left out from there on, with a warning.
+
+    required: columns that have a finite number in every row, where the file has them.
+    """
     try:
         text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
+        rows = list(csv.reader(text.split("\n")[:-1]))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         if path.exists():
             warn(f"{path} cannot be read ({error}): left out.")
         return pd.DataFrame()
-    lines = text.split("\n")
-    if lines[-1]:
+    if text and not text.endswith("\n"):
         warn(f"{path} ends in the middle of a row: that row is left out.")
-    rows = list(csv.reader(lines[:-1]))
     if len(rows) < 2:
         return pd.DataFrame()
-    values = []
+    header, values = rows[0], []
     for number, row in enumerate(rows[1:], 2):
         try:
-            if len(row) != len(rows[0]):
+            if len(row) != len(header):
                 raise ValueError
             values.append([float(cell) if cell else math.nan for cell in row])
+            if not all(math.isfinite(value) for name, value in zip(header, values[-1], strict=True) if name in required):
+                values.pop()
+                raise ValueError
         except ValueError:
             warn(f"{path} is damaged in line {number}: left out from there on.")
             break
-    frame = pd.DataFrame(values, columns=rows[0])
-    return (
-        frame.set_index(frame["step"].astype(int))
-        if "step" in frame and len(frame) and frame["step"].notna().all()
-        else pd.DataFrame()
-    )
+    frame = pd.DataFrame(values, columns=header)
+    return frame.set_index(frame["step"].astype(int)) if "step" in frame and len(frame) else pd.DataFrame()
 
 
 def load_run(path: Path, warn) -> Run | None:
@@ -150,20 +156,21 @@ def load_run(path: Path, warn) -> Run | None:
     try:
         config = json.loads((path / "config.json").read_text())
         script, args = config["script"], config["args"]
-        condition = CONDITIONS[script]
         wanted = {"env_id": str, "seed": int, "exp_name": str, "total_timesteps": int}
-        if not all(isinstance(args[name], kind) for name, kind in wanted.items()):
+        if not isinstance(script, str) or not all(isinstance(args[name], kind) for name, kind in wanted.items()):
             raise TypeError
     except FileNotFoundError:
         return warn(f"{path} has no config.json: left out.")
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return warn(f"{path} has a damaged config.json, or one that is not of this project: left out.")
-    evaluations = read_csv(path / "eval.csv", warn)
+    evaluations = read_csv(path / "eval.csv", warn, ("step", "best_return"))
     if evaluations.empty:
         return warn(f"{path} has no evaluation yet: left out.")
     policies = sum(name.startswith("return_") for name in evaluations)
-    needed = {"best_return", "best_return_std", f"best_{condition}"}
-    if not needed <= set(evaluations) or policies != args.get("num_eval_policies", 1):
+    conditions = [name[5:] for name in evaluations if name.startswith("best_") and name not in ("best_return", "best_return_std")]
+    told = CONDITIONS.get(script, *conditions[:1])  # another script's policies differ by what its eval.csv says
+    expected = args.get("num_eval_policies", 1 if script in CONDITIONS else policies)
+    if not {"best_return", "wall_seconds"} <= set(evaluations) or conditions != [told] or policies != expected:
         return warn(f"{path} is mixed up: its eval.csv is not one of {script}.py with the arguments in config.json: left out.")
     if not evaluations.index.is_monotonic_increasing or not evaluations.index.is_unique:
         return warn(f"{path} is mixed up: the steps in its eval.csv do not grow: left out.")
@@ -171,18 +178,28 @@ def load_run(path: Path, warn) -> Run | None:
         return warn(f"{path} is mixed up: its eval.csv goes beyond the {args['total_timesteps']} steps of config.json: left out.")
     commit, device = (str(config.get(name) or "unknown") for name in ("git_commit", "device"))
     train, fresh = (read_csv(path / name, warn) for name in ("train.csv", "evaluate.csv"))
-    return Run(path, script, args, commit, device, evaluations, train, fresh)
+    return Run(path, script, told, args, commit, device, evaluations, train, fresh)
 
 
 def find_runs(paths, warn) -> list[Run]:
     """All runs in and below the given directories; folders without a run anywhere in them are named in a warning."""
 
+    def folders(folder: Path) -> list[Path]:
+        try:
+            return [child for child in sorted(folder.iterdir()) if child.is_dir() and not child.name.startswith(".")]
+        except OSError as error:
+            warn(f"{folder} cannot be read ({error.strerror}): left out.")
+            return []
+
     def search(folder: Path) -> list[Run] | None:
         """The usable runs at or below a folder; None if there is no run directory, usable or not."""
         if any((folder / name).exists() for name in ("config.json", "eval.csv", "train.csv", "checkpoint.pt")):
             run = load_run(folder, warn)
-            return [run] if run else []
-        found = {child: search(child) for child in sorted(folder.iterdir()) if child.is_dir() and not child.name.startswith(".")}
+            if run:
+                return [run]
+            # A stray file in a folder of runs: those below it count. Its other folders (videos) need no mention.
+            return [run for runs in map(search, folders(folder)) for run in runs or []]
+        found = {child: search(child) for child in folders(folder)}
         if all(runs is None for runs in found.values()):
             return None
         for child, runs in found.items():
@@ -206,21 +223,22 @@ def group_runs(runs: list[Run], warn) -> list[Group]:
     """Runs by environment and experiment name, in the paper's order; other settings under one name are told apart."""
     groups = {}
     for run in runs:
-        settings = {name: value for name, value in run.args.items() if name not in HOUSEKEEPING}
+        settings = {name: value for name, value in run.args.items() if name not in HOUSEKEEPING and value is not None}
         key = (run.env_id, run.exp_name, run.script, json.dumps(settings, sort_keys=True))
         groups.setdefault(key, Group(run.env_id, run.exp_name)).runs.append(run)
     by_name = defaultdict(list)
     for group in groups.values():
         by_name[group.env_id, group.exp_name].append(group)
     for (env_id, name), same in by_name.items():
-        for group in same:
-            group.label = label(name)
+        settings = [{**group.runs[0].args, "script": group.runs[0].script} for group in same]
+        keys = sorted({key for args in settings for key in args} - set(HOUSEKEEPING))
+        differing = [key for key in keys if len({json.dumps(args.get(key)) for args in settings}) > 1]
+        for group, args in zip(same, settings, strict=True):
+            group.told_apart_by = {key: args.get(key) for key in differing}
+            # Also where all runs of a name agree with each other, but not with what the name stands for.
+            shown = {**group.deviations(name), **group.told_apart_by}
+            group.label = label(name) + (f" [{', '.join(f'{key} {value}' for key, value in shown.items())}]" if shown else "")
         if len(same) > 1:
-            all_args = [{**group.runs[0].args, "script": group.runs[0].script} for group in same]
-            names = sorted({key for args in all_args for key in args} - set(HOUSEKEEPING))
-            differing = [key for key in names if len({json.dumps(args.get(key)) for args in all_args}) > 1]
-            for group, args in zip(same, all_args, strict=True):
-                group.label += " [" + ", ".join(f"{key} {args.get(key)}" for key in differing) + "]"
             where = "; ".join(str(group.runs[0].path) for group in same)
             warn(f"runs of {name} on {env_id} differ in {', '.join(differing)} and are shown apart ({where}).")
     for group in groups.values():
@@ -260,36 +278,47 @@ def steps_to(group: Group, threshold: float) -> int | None:
     return int(reached.index[0]) if len(reached) else None
 
 
-def score_matrices(groups: list[Group], paper: pd.DataFrame, warn) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Algorithm -> returns (seeds, environments) over the paper's RAC-SAC return, at equal steps; and the environments.
+def score_matrices(groups: list[Group], paper: pd.DataFrame, warn) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+    """Algorithm -> returns (seeds, environments) over the paper's RAC-SAC return; environment -> the step they are taken at.
 
-    Every algorithm has all environments, and an algorithm has as many seeds as in its poorest environment.
+    That is the last step that all of these runs have. Every algorithm has all environments, and as many seeds as in its
+    poorest environment. Tiny runs count only where there are no others.
     """
     paper = paper[paper["algorithm"] == "RAC-SAC"].set_index("env")["mean_return"]
     usable = [group for group in groups if short_name(group.env_id) in paper.index]
+    real = [group for group in usable if not group.exp_name.startswith(SMOKE)]
+    usable = real or usable
     env_ids = sorted({group.env_id for group in usable}, key=env_order)
-    scores = {}
+    complete = {}
     for name in dict.fromkeys(group.label for group in usable):
         mine = {group.env_id: group for group in usable if group.label == name}
         missing = [env_id for env_id in env_ids if env_id not in mine]
         if missing:
             warn(f"{name} has no run on {', '.join(missing)}: left out of the aggregate scores.")
+        else:
+            complete[name] = mine
+    steps = {env_id: min(mine[env_id].last for mine in complete.values()) for env_id in env_ids} if complete else {}
+    scores = {}
+    for name, mine in complete.items():
+        late = [env_id for env_id in env_ids if any(run.eval.index[0] > steps[env_id] for run in mine[env_id].runs)]
+        if late:
+            warn(
+                f"{name} has no evaluation on {', '.join(late)} by the last step of the others: left out of the aggregate scores."
+            )
             continue
         seeds = min(len(group.runs) for group in mine.values())
         if any(len(group.runs) > seeds for group in mine.values()):
             warn(f"{name} does not have the same number of seeds everywhere: the aggregate scores use its first {seeds}.")
-        columns = []
-        for env_id in env_ids:
-            step = min(group.last for group in usable if group.env_id == env_id)
-            columns.append(at(mine[env_id], step)[:seeds] / paper[short_name(env_id)])
+        columns = [at(mine[env_id], steps[env_id])[:seeds] / paper[short_name(env_id)] for env_id in env_ids]
         scores[name] = np.stack(columns, axis=1)
-    return scores, env_ids
+    return scores, steps
 
 
 def intervals(scores: dict, statistic, repetitions: int) -> dict[str, tuple[float, float, float]]:
     """rliable's point estimate and stratified bootstrap interval (95 %); without an interval where there is one seed."""
     from rliable import library
 
+    np.random.seed(0)  # rliable draws its environments' samples from numpy's global generator
     estimates, bounds = library.get_interval_estimates(scores, lambda *x: np.array([statistic(*x)]), reps=repetitions,
                                                        random_state=np.random.RandomState(0))  # fmt: skip
     found = {}
@@ -316,8 +345,8 @@ def paper_name(group: Group) -> str:
 
 
 def same_setting(group: Group) -> bool:
-    """Whether a group has the settings that the paper's values were measured with."""
-    return group.exp_name in VARIANTS and "[" not in group.label
+    """Whether a group has the settings that the paper's values were measured with, -v4 being the kin of its -v3."""
+    return group.exp_name in VARIANTS and not group.deviations(group.exp_name) and group.env_id in PAPER_ENVS
 
 
 def final_return_table(groups: list[Group], paper: pd.DataFrame):
@@ -361,7 +390,7 @@ def samples_table(groups: list[Group], paper: pd.DataFrame):
     ours = {group.label: paper_name(group) for group in groups}
     others = [name for name in dict.fromkeys(paper["algorithm"]) if name not in ours.values()]
     header = ("environment", "return", *labels, *(f"{name} (paper only)" for name in others))
-    rows, noted = [], False
+    rows, noted, marked = [], False, False
     for env_id in dict.fromkeys(group.env_id for group in groups):
         table = paper[paper["env"] == short_name(env_id)]
         for threshold in dict.fromkeys(table["return"]):
@@ -371,13 +400,19 @@ def samples_table(groups: list[Group], paper: pd.DataFrame):
                 group = next((group for group in groups if group.env_id == env_id and group.label == name), None)
                 steps = steps_to(group, threshold) if group else None
                 cell = number(steps) if steps else f"not by {group.last:,}" if group else NONE
-                row.append(f"{cell} (paper {values[ours[name]]:,})" if ours[name] in values.index else cell)
+                if ours[name] in values.index:
+                    differs = group is not None and not same_setting(group)
+                    marked |= differs
+                    cell += f" (paper {values[ours[name]]:,}{' †' if differs else ''})"
+                row.append(cell)
             for name in others:
                 doubtful = (short_name(env_id), threshold, name) == ("Walker2d", 3000, "TQC")
                 noted |= doubtful
                 row.append((f"{values[name]:,}" if name in values.index else NONE) + (" ‡" if doubtful else ""))
             rows.append(row)
     notes = ["Environment steps at the first evaluation at which the mean over all seeds reaches the return."]
+    if marked:
+        notes.append("† with other settings than the paper's value: not like with like.")
     if noted:
         notes.append("‡ as printed in the paper; its ratio of 10.75 to RAC-SAC implies about 570,000.")
     return header, rows, notes
@@ -404,7 +439,9 @@ def speed_table(groups: list[Group]):
     rows = []
     for group in groups:
         learning = [
-            run.train["sps"][run.train.index > run.args["learning_starts"] + 1000] for run in group.runs if "sps" in run.train
+            run.train["sps"][run.train.index > run.args.get("learning_starts", 5000) + 1000]
+            for run in group.runs
+            if "sps" in run.train
         ]
         rates = np.array([sps.dropna().median() for sps in learning if sps.notna().any()])
         hours = [run.eval["wall_seconds"].iloc[-1] / 3600 for run in group.runs]
@@ -479,7 +516,8 @@ def draw_curves(groups: list[Group], column: str, ylabel: str, names: dict[int, 
         )
         rest = stats[stats.index >= whole.index[-1]] if len(whole) else stats
         if len(rest) > 1 or not len(whole):
-            ax.plot(rest.index, rest["mean"], color=look["color"], linestyle=(0, (1, 3)), linewidth=1)
+            name = None if len(whole) else names[id(group)]
+            ax.plot(rest.index, rest["mean"], label=name, color=look["color"], linestyle=(0, (1, 3)), linewidth=1)
     for ax in axes:
         ax.set_ylabel(ylabel)
     legend(figure, axes)
@@ -504,7 +542,7 @@ def draw_heat_map(groups: list[Group]):
         image = ax.pcolormesh(frame.index, frame.columns, frame.to_numpy().T, cmap="viridis", shading="nearest")
         ax.set_ylabel(group.condition)
         ax.grid(False)
-        figure.colorbar(image, ax=ax, label="average undiscounted return")
+        figure.colorbar(image, ax=ax, label=RETURN)
     return figure
 
 
@@ -558,15 +596,24 @@ def draw_intervals(estimates: dict[str, tuple[float, float, float]], xlabel: str
 
 
 def sweep_groups(groups: list[Group], sweep: str) -> tuple[list[Group], dict[int, str]]:
-    """The groups of a sweep by value, in environments that have at least two of its values; and what to call them."""
-    symbol = SWEEPS[sweep][2]
-    found = [(sweep_value(group.exp_name, sweep, group.env_id), group) for group in groups]
-    found = sorted(((value, group) for value, group in found if value is not None), key=lambda pair: pair[0])
-    counts = defaultdict(set)
+    """The groups of a sweep by value, in environments that have at least two of its values; and what to call them.
+
+    A group is of the sweep if nothing but the sweep's argument differs from the base variant, whatever its name.
+    """
+    base, argument, symbol, *_ = SWEEPS[sweep]
+    found = [(group.runs[0].args.get(argument), group) for group in groups if set(group.deviations(base)) <= {argument}]
+    found = [(value, group) for value, group in found if value is not None and not group.exp_name.startswith(SMOKE)]
+    found.sort(key=lambda pair: pair[0])
+    values = defaultdict(list)
     for value, group in found:
-        counts[group.env_id].add(value)
-    chosen = [(value, group) for value, group in found if len(counts[group.env_id]) > 1]
-    return [group for _, group in chosen], {id(group): f"{symbol} = {value:g}" for value, group in chosen}
+        values[group.env_id].append(value)
+    names = {}
+    for value, group in found:
+        if len(set(values[group.env_id])) > 1:
+            shown = {True: "on", False: "off"}[value] if isinstance(value, bool) else f"{value:g}"
+            twice = values[group.env_id].count(value) > 1
+            names[id(group)] = f"{symbol} = {shown}" + (f" ({group.label})" if twice else "")
+    return [group for _, group in found if id(group) in names], names
 
 
 # ------------------------------------------------------------------------------------------------------------------ report
@@ -596,6 +643,8 @@ class Report:
         if figure is None:
             self.text(f"Not drawn, because no run has the numbers: {caption}")
             return
+        while any(part[:2] == ("figure", f"{name}.png") for part in self.parts):
+            name += "_2"  # two labels that differ in punctuation alone
         figure.savefig(self.out / f"{name}.png")
         plt.close(figure)
         self.parts.append(("figure", f"{name}.png", caption))
@@ -642,7 +691,7 @@ class Report:
     def write(self) -> None:
         for name, text in (("report.md", self.markdown()), ("report.html", self.html())):
             temporary = self.out / f"{name}.tmp"
-            temporary.write_text(text)
+            temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
             temporary.replace(self.out / name)
 
 
@@ -658,9 +707,13 @@ def file_name(text: str) -> str:
 def build(options: Options, groups: list[Group], warned: list[str], warn) -> Report:
     """The whole report; figures are written on the way."""
     report = Report(options.out)
-    main = [group for group in groups if not is_ablation(group.exp_name)]
+    sweeps = {sweep: sweep_groups(groups, sweep) for sweep in SWEEPS}
+    sweeps = {sweep: found for sweep, found in sweeps.items() if found[0]}
+    # Values of a sweep other than the default are in its panel only; whatever is in no panel is in the main comparison.
+    in_panels = {id(group) for sweep, (members, _) in sweeps.items() for group in members if group.deviations(SWEEPS[sweep][0])}
+    main = [group for group in groups if id(group) not in in_panels]
     table1, table2 = pd.read_csv(PAPER / "table1_final_return.csv"), pd.read_csv(PAPER / "table2_samples_to_return.csv")
-    scores, score_envs = score_matrices(main, table1, warn)
+    scores, score_steps = score_matrices(main, table1, warn)
     runs = [run for group in groups for run in group.runs]
     labels, env_ids = ({getattr(group, name) for group in groups} for name in ("label", "env_id"))
     unfinished = sum(not run.finished for run in runs)
@@ -681,14 +734,14 @@ def build(options: Options, groups: list[Group], warned: list[str], warn) -> Rep
     else:
         report.text("The paper has no such values for these environments.")
     report.heading("Aggregate scores")
-    aggregate(report, options, scores, score_envs)
+    aggregate(report, options, scores, score_steps)
     report.heading("Learning curves")
     caption = "Return of the best policy: mean ± sample standard deviation over seeds; dotted where not all have come yet."
-    report.figure(draw_curves(main, "best_return", "average undiscounted return"), "learning_curves", caption)
+    report.figure(draw_curves(main, "best_return", RETURN), "learning_curves", caption)
     variants = [group for group in main if base_of(group.exp_name) in ("rac_sac", "vanilla_rac", "rac_itm")]
     if len({group.label for group in variants}) > 1 and len(variants) < len(main):
         order = list(dict.fromkeys(group.label for group in main))
-        figure = draw_curves(variants, "best_return", "average undiscounted return", order=order)
+        figure = draw_curves(variants, "best_return", RETURN, order=order)
         report.figure(figure, "variants", "RAC-SAC against its variants.")
     report.heading("Normalised value bias")
     report.figure(draw_curves(main, "bias_mean", "mean of normalised bias"), "bias_mean",
@@ -698,10 +751,10 @@ def build(options: Options, groups: list[Group], warned: list[str], warn) -> Rep
     report.heading("The family of policies")
     families = defaultdict(list)
     for group in main:
-        if family_frame(group, "return").shape[1] > 1 and len(family_frame(group, "return")):
+        if family_frame(group, "return").shape[1] > 1 and len(family_frame(group, "return")) > 1:  # a map needs two columns
             families[group.label].append(group)
     if not families:
-        report.text("No run has more than one evaluated policy.")
+        report.text("No algorithm has more than one evaluated policy and two evaluations that all its seeds have.")
     for name, members in families.items():
         condition, slug = members[0].condition, file_name(name)
         report.figure(
@@ -718,7 +771,7 @@ def build(options: Options, groups: list[Group], warned: list[str], warn) -> Rep
                 f"{name}: learned temperature against {condition} at some steps.",
             )
     report.heading("Ablations")
-    ablations(report, groups)
+    ablations(report, sweeps)
     report.heading("The best policy on fresh episodes")
     table = fresh_table(groups)
     if table[1]:
@@ -732,16 +785,16 @@ def build(options: Options, groups: list[Group], warned: list[str], warn) -> Rep
     return report
 
 
-def aggregate(report: Report, options: Options, scores: dict[str, np.ndarray], env_ids: list[str]) -> None:
+def aggregate(report: Report, options: Options, scores: dict[str, np.ndarray], steps: dict[str, int]) -> None:
     """Interquartile mean and probability of improvement, with intervals (rliable)."""
     if not scores:
         report.text("No algorithm has run on all of the paper's environments that are here.")
         return
     from rliable import metrics
 
-    report.text(f"Returns over the paper's RAC-SAC return, on {', '.join(env_ids)}, in each environment at the last step that "
-                f"all runs have; 95 % stratified bootstrap intervals over seeds ({options.bootstrap} repetitions); one seed "
-                "has no interval.")  # fmt: skip
+    where = ", ".join(f"{env_id} at step {step:,}" for env_id, step in steps.items())
+    report.text(f"Returns over the paper's RAC-SAC return, at the last step that all runs have ({where}); 95 % stratified "
+                f"bootstrap intervals over seeds ({options.bootstrap} repetitions); one seed has no interval.")  # fmt: skip
     iqm = intervals(scores, metrics.aggregate_iqm, options.bootstrap)
     rows = [
         [name, len(scores[name]), number(point, 3), number(low, 3), number(high, 3)] for name, (point, low, high) in iqm.items()
@@ -763,32 +816,26 @@ def aggregate(report: Report, options: Options, scores: dict[str, np.ndarray], e
                   f"Probability that a run of {first} beats one of another algorithm; 95 % intervals.")  # fmt: skip
 
 
-def ablations(report: Report, groups: list[Group]) -> None:
-    """A figure of returns, and of the bias where it was measured, for every ablation with at least two members."""
-    chosen = {sweep: sweep_groups(groups, sweep) for sweep in SWEEPS}
-    for name, pair in (
-        ("temperature_network", ("rac_sac", "rac_sac-independent_temperature")),
-        ("warmup", ("rac_sac", "rac_sac-no_warmup")),
-    ):
-        found = [group for group in groups if group.exp_name in pair]
-        both = [group for group in found if sum(other.env_id == group.env_id for other in found) > 1]
-        chosen[name] = both, {id(group): "on" if group.exp_name == pair[0] else "off" for group in both}
-    shown = False
-    for name, (members, names) in chosen.items():
-        if not members:
-            continue
-        shown = True
-        base, symbol = (VARIANTS[SWEEPS[name][0]][0], SWEEPS[name][2]) if name in SWEEPS else ("RAC-SAC", name.replace("_", " "))
-        caption = f"{base}, varied: {symbol}"
-        report.figure(
-            draw_curves(members, "best_return", "average undiscounted return", names), f"ablation_{name}", f"{caption}."
-        )
+def ablations(report: Report, sweeps: dict[str, tuple[list[Group], dict[int, str]]]) -> None:
+    """Returns, and the bias where it was measured, of every ablation with at least two members."""
+    for name, (members, names) in sweeps.items():
+        base, _, symbol, *_ = SWEEPS[name]
+        caption = f"{VARIANTS[base][0]}, varied: {symbol}"
+        report.figure(draw_curves(members, "best_return", RETURN, names), f"ablation_{name}", f"{caption}.")
         for column, text in (("bias_mean", "mean of normalised bias"), ("bias_std", "std of normalised bias")):
             figure = draw_curves(members, column, text, names)
             if figure:
                 report.figure(figure, f"ablation_{name}_{column}", f"{caption}: {text}.")
-    report.text("The paper does not name the environments of its ablations; those here are the choice of whoever ran "
-                "them (default: Walker2d-v4 and Humanoid-v4)." if shown else "No ablation has two members here.")  # fmt: skip
+        rows = [
+            [group.env_id, names[id(group)], len(group.runs), number(group.last), mean_std(at(group, group.last))]
+            for group in sorted(members, key=lambda group: env_order(group.env_id))
+        ]
+        report.table((("environment", caption, "seeds", "steps", "return"), rows, []))
+    if sweeps:
+        report.text("The paper does not name the environments of its ablations; those here are the choice of whoever ran them "
+                    "(default: Walker2d-v4 and Humanoid-v4).")  # fmt: skip
+    else:
+        report.text("No ablation has two members here.")
 
 
 def main() -> None:
@@ -801,6 +848,8 @@ def main() -> None:
             print(f"warning: {text}", file=sys.stderr)
 
     try:
+        if options.bootstrap < 1:
+            raise UserError(f"bootstrap is {options.bootstrap}; it must be at least 1.")
         groups = group_runs(find_runs(options.runs, warn), warn)
         if not groups:
             raise UserError("there is no run that can be reported on; give run directories with an eval.csv.")
@@ -808,6 +857,8 @@ def main() -> None:
             options.out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"--out {options.out} cannot be made: {error.strerror}.") from None
+        for group in groups:
+            group.label = group.label.replace("$", "")  # matplotlib would read mathematics
         with plt.rc_context(STYLE), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             report = build(options, groups, warned, warn)

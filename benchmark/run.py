@@ -16,7 +16,6 @@ import contextlib
 import csv
 import json
 import os
-import re
 import shlex
 import signal
 import socket
@@ -28,9 +27,15 @@ from pathlib import Path
 from typing import Literal
 
 import tyro
-from experiments import EXPERIMENTS, HARMLESS, STEPS, members, short_name
+from experiments import EXPERIMENTS, HARMLESS, ROOT, STEPS, differs, expected, given, members, of_environment
 
-ROOT = Path(__file__).resolve().parent.parent
+# What run.py sets for each run itself, and how to choose it.
+RESERVED = {
+    "env_id": "use --env-ids", "seed": "use --seeds and --first-seed", "total_timesteps": "use --total-timesteps before --",
+    "run_root": "use --run-root before --", "run_name": "it follows from variant, environment and seed",
+    "exp_name": "it is the variant's name", "cuda": "use --gpus-per-run", "resume": "the same command again goes on",
+    "evaluate": "every run is evaluated at its end", "help": "ask the script",
+}  # fmt: skip
 # The child dies with its parent: Linux sends it SIGTERM, on which a script writes its checkpoint. Then it becomes the script.
 DIE_WITH_PARENT = """
 import ctypes, os, signal, sys
@@ -73,41 +78,37 @@ class Options:
     """print the commands and do nothing"""
 
 
-def given(flags: str | list[str]) -> dict[str, str]:
-    """The arguments in command-line flags by field name; --no-compile is compile: False."""
-    words, found = shlex.split(flags) if isinstance(flags, str) else flags, {}
-    for i, word in enumerate(words):
-        if not re.match(r"--[a-z]", word):
-            continue
-        name, value = word[2:].replace("-", "_"), words[i + 1] if i + 1 < len(words) else "--"
-        if re.match(r"--[a-z]", value) or value == "--":
-            name, value = (name[3:], "False") if name.startswith("no_") else (name, "True")
-        found[name] = value
+def flags_for_all(words: list[str]) -> dict[str, str]:
+    """The arguments after the lone -- by field name; raises UserError for one that run.py sets itself, or a stray word."""
+    words = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    for before, word in zip(["", *words], words, strict=False):
+        if not word.startswith("--") and not before.startswith("--"):
+            raise UserError(f"{word!r} after -- belongs to no argument; give arguments of the scripts such as --track.")
+    found = given(" ".join(words))
+    for name in found:
+        if name in RESERVED:
+            raise UserError(f"{name} after -- is not accepted, because each run has its own; {RESERVED[name]}.")
     return found
 
 
-def differs(saved, asked: str) -> bool:
-    """Whether a value of config.json is another one than a command line's word."""
-    try:
-        return float(saved) != float(asked)
-    except (TypeError, ValueError):
-        return str(saved) != asked
-
-
-def make_jobs(options: Options, flags_of_all: list[str]) -> list[dict]:
+def make_jobs(options: Options, for_all: dict[str, str]) -> list[dict]:
     """One dict for each run of the grid: name, run_dir, steps, script, arguments of a fresh start; seeds outermost."""
-    extra = {name: value for name, value in given(flags_of_all).items() if name not in (*HARMLESS, "total_timesteps")}
-    suffix = "".join(f"+{name}_{value}" for name, value in extra.items())
+    suffix = "".join(f"+{name}_{value}" for name, value in for_all.items() if name not in HARMLESS)
     _, _, env_ids, common = EXPERIMENTS[options.experiment]
+    env_ids = dict.fromkeys(options.env_ids or env_ids)
+    known = {name for env_id in env_ids for name, *_ in members(options.experiment, env_id)}
+    unknown = [name for name in options.variants if name not in known]
+    if unknown:
+        raise UserError(f"{options.experiment} has no variant {unknown[0]}; it has {', '.join(sorted(known))}.")
     jobs = []
     for seed in range(options.first_seed, options.first_seed + options.seeds):
-        for env_id in options.env_ids or env_ids:
+        for env_id in env_ids:
             for variant, script, flags in members(options.experiment, env_id):
                 if options.variants and variant not in options.variants:
                     continue
-                steps = options.total_timesteps or given(common).get("total_timesteps") or STEPS.get(short_name(env_id), 300_000)
+                steps = options.total_timesteps or given(common).get("total_timesteps") or of_environment(STEPS, env_id)
                 name = f"{env_id}__{variant}{suffix}__{seed}".replace("/", "_").replace(":", "_")
-                settings = {**given(common), **given(flags), **given(flags_of_all), "total_timesteps": str(steps)}
+                settings = {**given(common), **given(flags), **for_all, "total_timesteps": str(steps)}
                 settings |= {"env_id": env_id, "seed": str(seed), "exp_name": variant + suffix}
                 settings["cuda"] = str(options.gpus_per_run > 0)
                 settings.setdefault("eval_workers", str(max(1, options.cpus_per_run // 2)))
@@ -127,43 +128,53 @@ def last_row(path: Path) -> dict:
     try:
         with open(path, "rb") as file:
             header = file.readline().decode().strip().split(",")
-            file.seek(max(file.tell(), os.path.getsize(path) - 8192))
+            file.seek(max(file.tell(), os.path.getsize(path) - 65536))
             lines = file.read().split(b"\n")[:-1]  # what follows the last newline is not whole
         return dict(zip(header, next(csv.reader([lines[-1].decode()])), strict=True)) if lines and lines[-1] else {}
     except (OSError, ValueError):
         return {}
 
 
+def last_step(run_dir: str, name: str) -> int:
+    """The step in the last whole row of a run's CSV file, 0 before there is one."""
+    try:
+        return int(last_row(Path(run_dir) / name).get("step", 0))
+    except ValueError:
+        return 0
+
+
 def read_config(run_dir: Path) -> dict | None:
     """The arguments in a run directory's config.json; None where there is no readable one."""
     try:
-        return json.loads((run_dir / "config.json").read_text())["args"]
-    except (OSError, ValueError, KeyError):
+        config = json.loads((run_dir / "config.json").read_text())
+        return {**config["args"], "script": config["script"]}
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def check_existing(job: dict) -> None:
-    """Raise UserError if the job's run directory is of other settings, or is something else."""
-    run_dir = Path(job["run_dir"])
+def check_existing(job: dict, for_all: dict[str, str]) -> str | None:
+    """Raise UserError if the job's run directory is of other settings, or is something else.
+
+    Returns a sentence about flags that come too late, because a resumed run keeps its arguments; None if there are none.
+    """
+    run_dir, settings = Path(job["run_dir"]), job["settings"]
     if not run_dir.exists():
-        return
+        return None
     saved = read_config(run_dir)
     if saved is None:
         raise UserError(f"{run_dir} is there but has no readable config.json; move it away or choose another --run-root.")
-    for name, value in job["settings"].items():
-        if name not in HARMLESS and name != "total_timesteps" and name in saved and differs(saved[name], value):
+    for name, value in {**expected(settings["exp_name"], settings["env_id"]), **settings}.items():
+        other = name in saved and differs(saved[name], value)
+        if other and (name not in (*HARMLESS, "total_timesteps") or (name == "cuda" and saved["cuda"] is not None)):
             raise UserError(f"{run_dir} was made with {name} {saved[name]}, and this grid wants {value}; "
                             "move it away or choose another --run-root.")  # fmt: skip
-
-
-def is_trained(job: dict) -> bool:
-    """Whether the last evaluation that the grid asks for is there."""
-    return int(last_row(Path(job["run_dir"]) / "eval.csv").get("step", 0)) >= job["steps"]
+    late = [name for name, value in for_all.items() if name in HARMLESS and differs(saved.get(name), value)]
+    return f"{run_dir} keeps the {', '.join(late)} that it began with." if late and not is_done(job) else None
 
 
 def is_done(job: dict) -> bool:
-    """Trained, and its final policies evaluated on fresh episodes."""
-    return is_trained(job) and int(last_row(Path(job["run_dir"]) / "evaluate.csv").get("step", 0)) >= job["steps"]
+    """Trained as far as the grid asks, and its final policies evaluated on fresh episodes."""
+    return all(last_step(job["run_dir"], name) >= job["steps"] for name in ("eval.csv", "evaluate.csv"))
 
 
 def training_command(job: dict, python: str = "python") -> list[str]:
@@ -176,7 +187,7 @@ def training_command(job: dict, python: str = "python") -> list[str]:
 
 
 def run_job(job: dict) -> dict:
-    """In a Ray worker: train (or go on), then evaluate on fresh episodes; returns code, and the log's last line.
+    """In a Ray worker: train (or go on), then evaluate on fresh episodes; returns code, 0 when done, and a message.
 
     The script's process gets SIGTERM, and writes its checkpoint, when this task is cancelled or this worker dies.
     """
@@ -184,38 +195,61 @@ def run_job(job: dict) -> dict:
 
     run_dir, log = Path(job["run_dir"]), Path(job["run_dir"] + ".log")
     run_dir.parent.mkdir(parents=True, exist_ok=True)
+    with open(log, "a") as file:  # also tells the driver that this job has left the queue
+        file.write(f"--- attempt {job['attempt'] + 1} on {socket.gethostname()}, {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
+        began = file.tell()
     if run_dir.exists():  # its process of before may still be writing its checkpoint
         try:
             with filelock.FileLock(run_dir / ".lock").acquire(timeout=120):
                 pass
         except filelock.Timeout:
             return {"code": 1, "message": "the run directory is in use by another process"}
-    environment = {**os.environ, "OMP_NUM_THREADS": str(job["cpus"])}
-    with open(log, "a") as file:  # also tells the driver that this job has left the queue
-        file.write(f"--- attempt {job['attempt'] + 1} on {socket.gethostname()}, {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
-    code = 0
-    while code == 0 and not is_done(job):
-        command = training_command(job, sys.executable)
-        if is_trained(job):
-            command = [sys.executable, job["script"], "--evaluate", job["run_dir"]]
-        if sys.platform == "linux":
-            command = [sys.executable, "-c", DIE_WITH_PARENT, str(os.getpid()), *command]
-        with open(log, "ab") as file:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment,
-                                       start_new_session=True)  # fmt: skip
-        try:
-            while (code := process.poll()) is None:
-                time.sleep(0.2)
-        finally:  # Ctrl-C of the driver cancels the task: KeyboardInterrupt between two polls (it would not end a wait)
-            if process.poll() is None:
-                process.terminate()
-                try:
-                    process.wait(timeout=120)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-    lines = [line.strip("│ ") for line in log.read_text(errors="replace").replace("\r", "\n").splitlines()]
-    said = [line for line in lines if line.startswith(("error:", "Unrecognized"))] or [f"exit code {code}"]
-    return {"code": code, "message": said[-1] if code > 0 else f"killed by signal {-code}"}
+    fresh = not run_dir.exists()
+    # A run that was trained to its end is resumed too: it ends at once, with the checkpoint that is then evaluated.
+    for command in (training_command(job, sys.executable), [sys.executable, job["script"], "--evaluate", job["run_dir"]]):
+        code = run_process(command, log, job["cpus"])
+        if code:
+            break
+    with open(log, "rb") as file:
+        file.seek(began)
+        lines = [line.strip("│ ") for line in file.read().decode(errors="replace").replace("\r", "\n").splitlines()]
+    if code < 0:
+        return {"code": 1, "message": f"killed by signal {-code}"}
+    if code:
+        lines = [line for line in lines if any(c.isalnum() for c in line)] or ["it said nothing"]
+        said = [line for line in lines if line.startswith(("error:", "Unrecognized"))] or lines
+        # Arguments stay wrong, but a directory that a dying process of this run has made or holds is fit for the next attempt.
+        passing = code == 2 and ((fresh and run_dir.exists()) or "in use by another process" in said[-1])
+        return {"code": 1 if passing else code, "message": f"exit code {code}: {said[-1]}"}
+    return {"code": 0, "message": ""} if is_done(job) else {"code": 1, "message": "exit code 0, but the run is not finished"}
+
+
+def run_process(command: list[str], log: Path, threads: int) -> int:
+    """Run a command with its output appended to `log`; returns its exit code, minus the signal's number if it was killed."""
+    if sys.platform == "linux":
+        command = [sys.executable, "-c", DIE_WITH_PARENT, str(os.getpid()), *command]
+    with open(log, "ab") as file:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
+                                   env={**os.environ, "OMP_NUM_THREADS": str(threads)})  # fmt: skip
+    try:
+        while (code := process.poll()) is None:
+            time.sleep(0.2)
+        return code
+    finally:  # Ctrl-C of the driver cancels the task: KeyboardInterrupt between two polls (it would not end a wait)
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(timeout=120)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def as_float(text: str | None, otherwise: float | None = 0.0) -> float | None:
+    """A cell of a CSV file that may be empty or missing."""
+    try:
+        return float(text)
+    except (TypeError, ValueError):
+        return otherwise
 
 
 class Driver:
@@ -228,7 +262,7 @@ class Driver:
         self.failed, self.running = [], {}  # running: task -> job, waiting for a free place included
 
     def submit(self, job: dict) -> None:
-        job["submitted"] = time.time()
+        job["submitted"], job["step"] = time.time(), last_step(job["run_dir"], "train.csv")
         self.running[self.task.options(name=job["name"]).remote(job)] = job
 
     def poll(self, say) -> None:
@@ -238,8 +272,10 @@ class Driver:
             job = self.running.pop(task)
             try:
                 result = self.ray.get(task)
-            except self.ray.exceptions.RayError as error:  # the worker or its node died
-                result = {"code": 1, "message": f"{type(error).__name__}: its Ray worker or node died"}
+            except self.ray.exceptions.RayTaskError as error:  # run_job itself failed: a full disk, a missing package
+                result = {"code": 1, "message": str(error.cause or error).strip().splitlines()[-1]}
+            except self.ray.exceptions.RayError as error:
+                result = {"code": 1, "message": f"its Ray worker or node died ({type(error).__name__})"}
             if result["code"] == 0:
                 self.done.append(job)
                 say(f"done: {job['name']}")
@@ -264,25 +300,27 @@ class Driver:
         """Name, step, steps, sps and last best return of every run that a worker has taken and not ended."""
         rows = []
         for job in self.running.values():
-            train, evaluation = (last_row(Path(job["run_dir"]) / f"{name}.csv") for name in ("train", "eval"))
             log = Path(job["run_dir"] + ".log")
             if log.exists() and log.stat().st_mtime >= job["submitted"]:
-                rows.append({"name": job["name"], "step": int(train.get("step", 0)), "steps": job["steps"],
-                             "sps": float(train.get("sps") or 0), "best": evaluation.get("best_return", "")})  # fmt: skip
+                train, evaluation = (last_row(Path(job["run_dir"]) / f"{name}.csv") for name in ("train", "eval"))
+                job["step"] = last_step(job["run_dir"], "train.csv")
+                rows.append({"name": job["name"], "step": job["step"], "steps": job["steps"], "sps": as_float(train.get("sps")),
+                             "best": as_float(evaluation.get("best_return"), None)})  # fmt: skip
         return rows
 
     def seconds_left(self, rows: list[dict]) -> float | None:
-        """Learned steps that are left over the steps per second of those that learn now; None before any learns."""
-        begun = {row["name"]: row["step"] for row in rows}
-        left = sum(max(0, job["steps"] - max(begun.get(job["name"], 0), job["learning_starts"])) for job in self.running.values())
-        starts = {job["name"]: job["learning_starts"] for job in self.running.values()}
-        rate = sum(row["sps"] for row in rows if row["step"] > starts[row["name"]])
-        return left / rate if rate else None
+        """Learned steps that are left over the steps per second of all that learn now, and no less than any run's own rest."""
+        jobs = {job["name"]: job for job in self.running.values()}
+        left = {name: max(0, job["steps"] - max(job["step"], job["learning_starts"])) for name, job in jobs.items()}
+        rates = {row["name"]: row["sps"] for row in rows if row["step"] > jobs[row["name"]]["learning_starts"] and row["sps"] > 0}
+        if not rates:
+            return None
+        return max(sum(left.values()) / sum(rates.values()), *(left[name] / rate for name, rate in rates.items()))
 
     def line(self, rows: list[dict]) -> str:
         left = self.seconds_left(rows)
         eta = "?" if left is None else f"{int(left // 3600)} h {int(left % 3600 // 60):02d} min"
-        steps = sum(row["step"] for row in rows) + sum(job["steps"] for job in self.done)
+        steps = sum(min(job["step"], job["steps"]) for job in self.running.values()) + sum(job["steps"] for job in self.done)
         total = sum(job["steps"] for job in self.jobs)
         waiting = len(self.running) - len(rows)
         return (f"done {len(self.done)} · running {len(rows)} · waiting {waiting} · failed {len(self.failed)} of {len(self.jobs)}"
@@ -290,7 +328,10 @@ class Driver:
 
 
 def show(driver: Driver) -> None:
-    """Poll until nothing runs any more: a live table in a terminal, else a line whenever something happens and every minute."""
+    """Submit what is not done and poll until nothing runs any more.
+
+    A live table in a terminal, else a line whenever something happens and every minute.
+    """
     from rich.console import Console
     from rich.live import Live
     from rich.table import Table
@@ -303,7 +344,7 @@ def show(driver: Driver) -> None:
         for name in ("run", "step", "of", "steps/s", "best return"):
             table.add_column(name, justify="left" if name == "run" else "right")
         for row in rows[: max(3, console.height - 6)]:
-            best = f"{float(row['best']):.0f}" if row["best"] else ""
+            best = "" if row["best"] is None else f"{row['best']:.0f}"
             table.add_row(row["name"], f"{row['step']:,}", f"{row['steps']:,}", f"{row['sps']:.1f}", best)
         return table
 
@@ -312,6 +353,9 @@ def show(driver: Driver) -> None:
 
     live = Live(picture(), console=console, auto_refresh=False, transient=True) if console.is_terminal else None
     try:
+        for job in driver.jobs:
+            if job not in driver.done:
+                driver.submit(job)
         with live or contextlib.nullcontext():
             shown = 0.0
             while driver.running:
@@ -344,7 +388,8 @@ def run_grid(options: Options, jobs: list[dict]) -> int:
 
     # A Ray worker that ends kills its children at once; ours get SIGTERM instead and write their checkpoints.
     local = {"address": "local", "include_dashboard": False, "_system_config": {"kill_child_processes_on_worker_exit": False}}
-    address = {"address": options.address} if options.address else local
+    wandb = {name: value for name, value in os.environ.items() if name.startswith("WANDB_")}  # for workers started elsewhere
+    address = {"address": options.address, "runtime_env": {"env_vars": wandb}} if options.address else local
     try:
         ray.init(**address, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, ValueError, RuntimeError) as error:
@@ -356,9 +401,6 @@ def run_grid(options: Options, jobs: list[dict]) -> int:
         finished = len(driver.done)
         if finished:
             print(f"{finished} of {len(jobs)} runs are finished already")
-        for job in jobs:
-            if job not in driver.done:
-                driver.submit(job)
         show(driver)
         print(driver.line([]))
         for job in driver.failed:
@@ -376,14 +418,14 @@ def main() -> None:
     try:
         if options.seeds < 1 or options.cpus_per_run < 1 or options.gpus_per_run < 0 or options.retries < 0:
             raise UserError("seeds and cpus_per_run must be at least 1, gpus_per_run and retries must not be negative.")
-        jobs = make_jobs(options, words[end + 1 :])
-        if not jobs:
-            env_ids = options.env_ids or EXPERIMENTS[options.experiment][2]
-            known = sorted({name for env_id in env_ids for name, *_ in members(options.experiment, env_id)})
-            asked = ", ".join(options.variants)
-            raise UserError(f"{options.experiment} has none of the variants {asked}; it has {', '.join(known)}.")
+        if options.gpus_per_run > 1 and options.gpus_per_run % 1:
+            raise UserError(f"gpus_per_run is {options.gpus_per_run}; it must be at most 1 or a whole number.")
+        for_all = flags_for_all(words[end + 1 :])
+        jobs = make_jobs(options, for_all)
         for job in jobs:
-            check_existing(job)
+            too_late = check_existing(job, for_all)
+            if too_late:
+                print(f"warning: {too_late}", file=sys.stderr)
         if options.dry_run:
             for job in jobs:
                 print("# finished" if is_done(job) else shlex.join(training_command(job)))

@@ -1,5 +1,6 @@
 """benchmark/run.py as users meet it: real Ray, real scripts, real kills."""
 
+import importlib
 import json
 import os
 import re
@@ -15,6 +16,7 @@ from conftest import ROOT, last_step, wait_until, without_wall_clock
 
 sys.path.insert(0, str(ROOT / "benchmark"))
 import experiments
+import run as grid
 
 needs_ray = pytest.mark.usefixtures("ray_is_installed")
 ONE = "--experiment smoke --env-ids InvertedPendulum-v4 --variants smoke_rac_sac".split()
@@ -42,17 +44,22 @@ def run(folder: Path, *arguments: str, code: int = 0) -> tuple[str, str]:
     return out, err
 
 
-def processes(*words: str) -> list[int]:
-    """Living processes that have all words in their command line."""
+def living(wanted) -> list[int]:
+    """Process numbers for which wanted(command line, environment) is true, zombies aside."""
     found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
+    for path in Path("/proc").glob("[0-9]*"):
         try:
-            command = path.read_text().replace("\0", " ")
-            if all(word in command for word in words) and ") Z " not in path.with_name("stat").read_text():
-                found.append(int(path.parent.name))
+            command, environment = ((path / name).read_bytes().decode(errors="replace") for name in ("cmdline", "environ"))
+            if wanted(command.replace("\0", " "), environment.split("\0")) and ") Z " not in (path / "stat").read_text():
+                found.append(int(path.name))
         except OSError:
             continue
     return found
+
+
+def processes_of(folder: Path) -> list[int]:
+    """Everything that a driver of this folder has started, and itself: Ray, scripts and their workers inherit HOME."""
+    return living(lambda command, environment: f"HOME={folder}" in environment)
 
 
 def parent(pid: int) -> int:
@@ -60,7 +67,8 @@ def parent(pid: int) -> int:
 
 
 def scripts_of(folder: Path, seed: int) -> list[int]:
-    return processes("rac_sac.py", str(folder / "runs" / NAME.format(seed)))
+    name = NAME.format(seed)
+    return living(lambda command, environment: "rac_sac.py" in command and name in command and f"HOME={folder}" in environment)
 
 
 def reference(folder: Path, *arguments: str) -> Path:
@@ -75,39 +83,105 @@ def reference(folder: Path, *arguments: str) -> Path:
     return folder / "undisturbed" / NAME.format(1)
 
 
-def test_every_experiment_names_its_runs(tmp_path):
-    """Each experiment of the paper can be listed; every value of its sweeps is there once, defaults shared with the main runs."""
+SWEEPS = {  # spelled out once more, from the paper's list of sweeps
+    "utd": ("rac_sac", "utd", [1, 5, 10, 20]),
+    "ensemble": ("rac_sac", "num_critics", [2, 3, 5, 8, 10]),
+    "training": ("rac_sac", "train_beta_max", [0.4, 0.6, 0.8, 1.0, 1.2]),
+    "exploration": ("rac_sac", "explore_beta_max", [0.2, 0.3, 0.4, 0.6, 0.8]),
+    "capacity": ("rac_sac", "buffer_size", [50_000, 100_000, 200_000, 300_000, 1_000_000]),
+    "temperature": ("rac_sac", "initial_log_alpha", [-5, -2, 0]),
+    "temperature_network": ("rac_sac", "temperature_network", [True, False]),
+    "warmup": ("rac_sac", "q_lr_init", [3e-5, 3e-4]),
+    "vanilla_beta": ("vanilla_rac", "beta", [0.2, 0.3, 0.4, 0.6, 0.8]),
+    "itm_training": ("rac_itm", "train_k_max", [2, 2.5, 3, 4]),
+    "itm_exploration": ("rac_itm", "explore_k_max", [1.25, 1.5, 1.75, 2]),
+}
+REDQ = {"target_rule": "in-target-min", "q_lr_init": 3e-4, "initial_log_alpha": 0}  # and min_size 2, the default
+ENTROPY = {"Humanoid-v4": -2, "Ant-v4": -4, "Walker2d-v4": -3, "Hopper-v4": -1}
+
+
+def test_every_experiment_is_what_the_paper_ran(tmp_path, monkeypatch, capsys):
+    """Every command is read by the script itself; its settings are the defaults but for what the experiment varies."""
     everything = {}
     for experiment in experiments.EXPERIMENTS:
-        out, _ = run(tmp_path, "--experiment", experiment, "--seeds", "2", "--dry-run")
-        for line in out.splitlines():
+        monkeypatch.setattr(
+            sys, "argv", ["run.py", "--experiment", experiment, "--seeds", "2", "--dry-run", "--run-root", str(tmp_path)]
+        )
+        grid.main()
+        changed = {}
+        for line in capsys.readouterr().out.splitlines():
             words = shlex.split(line)
-            name = words[words.index("--run-name") + 1]
-            assert everything.setdefault(name, line) == line, "one name, two commands"
-            assert words[words.index("--seed") + 1] == name[-1] and (ROOT / words[1]).exists()
+            module = importlib.import_module(Path(words[1]).stem)
+            args = module.tyro.cli(module.Args, args=words[2:])
+            assert everything.setdefault(args.run_name, line) == line, "one name, two commands"
+            assert args.run_name == f"{args.env_id}__{args.exp_name}__{args.seed}" and args.seed in (1, 2)
+            plain = module.check_args(module.Args(env_id=args.env_id))
+            args, harmless = module.check_args(args), {"eval_workers", "bias_frequency", "cuda", *experiments.HOUSEKEEPING}
+            settings = {key: value for key, value in vars(args).items() if key not in harmless and value != vars(plain)[key]}
+            changed.setdefault((module.SCRIPT, args.env_id), []).append((args.exp_name, settings, args))
+            # The name alone says the settings, which reports and repeated grids rely on.
+            saved = {**vars(args), "target_entropy": getattr(args, "target_entropy", 0)}
+            assert experiments.deviations(saved, module.SCRIPT, args.exp_name, args.env_id) in ({}, {"target_entropy": None})
+            if experiment != "smoke":
+                assert args.total_timesteps == (1_000_000 if "Humanoid" in args.env_id else 300_000)
+        if experiment in SWEEPS:
+            script, field, values = SWEEPS[experiment]
+            assert {key for key in changed} == {(script, env_id) for env_id in ("Walker2d-v4", "Humanoid-v4")}
+            for runs in changed.values():
+                assert sorted(getattr(args, field) for _, _, args in runs) == sorted(values * 2)
+                assert all(set(settings) <= {field} | ({"eval_beta_max"} if field == "train_beta_max" else {"eval_k_max"})
+                           for _, settings, _ in runs)  # fmt: skip
+        elif experiment in ("main", "variants"):
+            assert {env_id for _, env_id in changed} == set(ENTROPY)
+            for (script, env_id), runs in changed.items():
+                for name, settings, _ in runs:
+                    wanted = {"target_entropy": ENTROPY[env_id]} if experiment == "main" and script == "vanilla_rac" else {}
+                    assert settings == ({**wanted, **REDQ} if name == "redq" else wanted)
+            names = {name for runs in changed.values() for name, *_ in runs}
+            assert len(names) == (5 if experiment == "main" else 3)
+            assert all(args.min_size == 2 for runs in changed.values() for name, _, args in runs if name == "redq")
     assert not list(tmp_path.iterdir())
-    assert len(experiments.members("capacity", "Humanoid-v4")) == 5
-    assert ("rac_sac", "rac_sac.py", "") in experiments.members("capacity", "Humanoid-v4")
-    (redq,) = [line for name, line in everything.items() if name == "Ant-v4__redq__1"]
-    for part in ("vanilla_rac.py", "--target-rule in-target-min", "--min-size 2", "--q-lr-init 3e-4", "--initial-log-alpha 0",
-                 "--target-entropy -4", "--total-timesteps 300000"):  # fmt: skip
-        assert part in redq
-    assert "--target-entropy -4" in everything["Ant-v4__vanilla_rac-redq_entropy__1"]  # compared at the same target entropy
-    assert "--total-timesteps 1000000" in everything["Humanoid-v4__rac_sac-utd_5__1"]
 
 
 @pytest.mark.parametrize("arguments, sentence", [
-    (("--variants", "sac"), "smoke has none of the variants sac; it has smoke_rac_itm"),
+    (("--variants", "smoke_rac_sac", "sac"), "smoke has no variant sac; it has smoke_rac_itm"),
+    (("--gpus-per-run", "1.5"), "must be at most 1 or a whole number"),
+    (("--", "--seed", "3"), "use --seeds and --first-seed"),
+    (("--", "--track", "--total-timesteps=7"), "use --total-timesteps before --"),
+    (("--", "track"), "'track' after -- belongs to no argument"),
+    (("--run-root", "gpu"), "was made with cuda True, and this grid wants False"),
     (("--cpus-per-run", "0"), "must be at least 1"),
     (("--run-root", "other"), "was made with utd 7, and this grid wants 1"),
     (("--run-root", "broken"), "has no readable config.json"),
 ])  # fmt: skip
 def test_wrong_arguments(tmp_path, arguments, sentence):
-    for root, content in (("other", json.dumps({"args": {"utd": 7, "num_critics": 3}})), ("broken", "")):
+    for root, content in (
+        ("other", json.dumps({"script": "rac_sac", "args": {"utd": 7, "num_critics": 3}})),
+        ("gpu", json.dumps({"script": "rac_sac", "args": {"cuda": True}})),
+        ("broken", ""),
+    ):
         (tmp_path / root / NAME.format(1)).mkdir(parents=True)
         (tmp_path / root / NAME.format(1) / "config.json").write_text(content)
     out, err = run(tmp_path, *ONE, "--seeds", "1", *arguments, code=2)
     assert out == "" and err.startswith("error: ") and sentence in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("body, code, message", [
+    ("print('error: no such thing'); sys.exit(2)", 2, "exit code 2: error: no such thing"),
+    ("run_dir.mkdir(); print('error: it exists already'); sys.exit(2)", 1, "it exists already"),  # made by a dying process
+    ("print('error: x is in use by another process.'); sys.exit(2)", 1, "in use by another process"),
+    ("raise ValueError('so it is')", 1, "exit code 1: ValueError: so it is"),
+    ("os.kill(os.getpid(), 9)", 1, "killed by signal 9"),
+    ("pass", 1, "exit code 0, but the run is not finished"),
+])  # fmt: skip
+def test_how_an_attempt_ends(tmp_path, body, code, message):
+    """An attempt always ends, and says how; old messages in the log are not its own."""
+    pytest.importorskip("filelock")
+    run_dir, script = tmp_path / "run", tmp_path / "script.py"
+    script.write_text(f"import os, pathlib, sys\nrun_dir = pathlib.Path({str(run_dir)!r})\n{body}\n")
+    (tmp_path / "run.log").write_text("error: of an earlier attempt\n")
+    result = grid.run_job({"run_dir": str(run_dir), "script": str(script), "arguments": [], "attempt": 0, "cpus": 1, "steps": 5})
+    assert result["code"] == code and message in result["message"]
 
 
 @needs_ray
@@ -133,7 +207,7 @@ def test_killed_script_and_killed_ray_worker_are_retried(tmp_path):
     undisturbed = reference(tmp_path, *ONE, "--seeds", "2", *LONG)
     for file in ("eval.csv", "train.csv"):
         assert without_wall_clock(tmp_path / "runs" / NAME.format(1) / file) == without_wall_clock(undisturbed / file)
-    assert not processes(str(tmp_path))
+    wait_until(lambda: not processes_of(tmp_path), 10)
 
 
 @needs_ray
@@ -142,12 +216,13 @@ def test_stopped_and_killed_driver_goes_on(tmp_path):
     command, run_dir = [*ONE, "--seeds", "1", *LONG], tmp_path / "runs" / NAME.format(1)
     process = start(tmp_path, *command)
     wait_until(lambda: last_step(run_dir / "train.csv") > 500)
-    ray_processes = [pid for pid in processes("raylet") if os.getsid(pid) == process.pid or parent(pid) == process.pid]
+    living = processes_of(tmp_path)
+    assert len(living) > 5  # driver, Ray, script, evaluation worker
     os.killpg(process.pid, signal.SIGINT)  # what a terminal does on Ctrl-C
     out, err = process.communicate(timeout=200)
     assert process.returncode == 1 and "stopping; every run writes its checkpoint" in out
     assert "interrupted; the same command again goes on" in err and "Traceback" not in err
-    assert not processes(str(tmp_path)) and not any(Path(f"/proc/{pid}").exists() for pid in ray_processes)
+    assert not processes_of(tmp_path)
     log = Path(f"{run_dir}.log").read_text()
     stopped = int(re.search(r"stopped at step (\d+); go on with", log)[1])  # the script's own last words
 
@@ -155,18 +230,26 @@ def test_stopped_and_killed_driver_goes_on(tmp_path):
     wait_until(lambda: last_step(run_dir / "train.csv") > stopped)
     process.kill()
     process.communicate()
-    wait_until(lambda: not processes(str(tmp_path)), 60)
+    wait_until(lambda: not processes_of(tmp_path), 60)
     assert len(re.findall(r"stopped at step \d+; go on with", Path(f"{run_dir}.log").read_text())) == 2
 
     out, _ = run(tmp_path, *command)
     assert f"done: {NAME.format(1)}" in out
     before = {path: path.stat().st_mtime_ns for path in run_dir.iterdir()}
-    out, _ = run(tmp_path, *command)
-    assert "1 of 1 runs are finished already" in out and "done: " not in out
+    out, err = run(tmp_path, *command)
+    assert "1 of 1 runs are finished already" in out and "done: " not in out and err == ""
     assert before == {path: path.stat().st_mtime_ns for path in run_dir.iterdir()}
     assert (run_dir / "evaluate.csv").read_text().startswith("step,beta,return,return_std,best_in_training\n4000,")
     undisturbed = reference(tmp_path, *command)
     assert without_wall_clock(run_dir / "eval.csv") == without_wall_clock(undisturbed / "eval.csv")
+
+    before = (run_dir / "evaluate.csv").read_text()
+    (run_dir / "evaluate.csv").unlink()  # killed between training and evaluation
+    run(tmp_path, *command)
+    assert (run_dir / "evaluate.csv").read_text() == before
+    report = [sys.executable, str(ROOT / "benchmark/report.py"), "runs", "--bootstrap", "20"]
+    result = subprocess.run(report, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "1 runs, 0 warnings" in result.stdout and "RAC-SAC (tiny)" in (tmp_path / "report/report.md").read_text()
 
 
 @needs_ray

@@ -281,14 +281,18 @@ def steps_to(group: Group, threshold: float) -> int | None:
 def score_matrices(groups: list[Group], paper: pd.DataFrame, warn) -> tuple[dict[str, np.ndarray], dict[str, int]]:
     """Algorithm -> returns (seeds, environments) over the paper's RAC-SAC return; environment -> the step they are taken at.
 
-    That is the last step that all of these runs have. Every algorithm has all environments, and as many seeds as in its
-    poorest environment. Tiny runs count only where there are no others.
+    That is the last step that all of these runs have. The environments are those that most algorithms ran on; every
+    algorithm has all of them, and as many seeds as in its poorest. Tiny runs count only where there are no others.
     """
     paper = paper[paper["algorithm"] == "RAC-SAC"].set_index("env")["mean_return"]
     usable = [group for group in groups if short_name(group.env_id) in paper.index]
     real = [group for group in usable if not group.exp_name.startswith(SMOKE)]
     usable = real or usable
-    env_ids = sorted({group.env_id for group in usable}, key=env_order)
+    counts = {group.env_id: sum(other.env_id == group.env_id for other in usable) for group in usable}
+    env_ids = sorted((env_id for env_id in counts if counts[env_id] == max(counts.values())), key=env_order)
+    if len(env_ids) < len(counts):
+        warn(f"fewer algorithms ran on {', '.join(sorted(set(counts) - set(env_ids)))}: left out of the aggregate scores.")
+    usable = [group for group in usable if group.env_id in env_ids]
     complete = {}
     for name in dict.fromkeys(group.label for group in usable):
         mine = {group.env_id: group for group in usable if group.label == name}

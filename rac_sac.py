@@ -64,7 +64,6 @@ import filelock
 import gymnasium as gym
 import numpy as np
 import torch
-import torch._inductor.config
 import torch.nn as nn
 import torch.nn.functional as F
 import tyro
@@ -1297,11 +1296,14 @@ def compiler_works(device: torch.device) -> bool:
 
 def set_up_torch(args: Args, device: torch.device) -> None:
     """Process-wide settings: determinism, memory allocation, precision."""
-    torch.compiler.reset()  # what earlier runs of this process compiled would count against the limit of recompilations
+    if args.compile:
+        from torch._inductor import config  # takes a second, which evaluation workers and --no-compile need not spend
+
+        torch.compiler.reset()  # what earlier runs of this process compiled would count against the limit of recompilations
+        config.shape_padding = False  # this and the next choose kernels by timing them: not the same bits twice
+        config.dynamic_scale_rblock = False
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(args.torch_deterministic, warn_only=True)
-    torch._inductor.config.shape_padding = False  # this and the next choose kernels by timing them: not the same bits twice
-    torch._inductor.config.dynamic_scale_rblock = False
     torch.utils.deterministic.fill_uninitialized_memory = False  # costs a pass over every new tensor, finds only bugs
     if device.type == "cpu" and platform.libc_ver()[0] == "glibc":
         # Keep freed memory: by default every 2.6 MB temporary goes back to the system and page-faults on its next use.

@@ -327,8 +327,8 @@ class Driver:
                 f" · {steps / total:.1%} of the steps · ETA {eta}")  # fmt: skip
 
 
-def show(driver: Driver) -> None:
-    """Submit what is not done and poll until nothing runs any more.
+def show(driver: Driver, stopped: list[int]) -> None:
+    """Submit what is not done and poll until nothing runs any more, or until a signal's number is in `stopped`.
 
     A live table in a terminal, else a line whenever something happens and every minute.
     """
@@ -352,22 +352,20 @@ def show(driver: Driver) -> None:
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     live = Live(picture(), console=console, auto_refresh=False, transient=True) if console.is_terminal else None
-    try:
-        for job in driver.jobs:
-            if job not in driver.done:
-                driver.submit(job)
-        with live or contextlib.nullcontext():
-            shown = 0.0
-            while driver.running:
-                if live:
-                    live.update(picture(), refresh=True)
-                elif time.time() - shown > 60:
-                    shown = time.time()
-                    say(driver.line(driver.progress()))
-                driver.poll(say)
-    except KeyboardInterrupt:
+    for job in driver.jobs:
+        if job not in driver.done:
+            driver.submit(job)
+    with live or contextlib.nullcontext():
+        shown = 0.0
+        while driver.running and not stopped:
+            if live:
+                live.update(picture(), refresh=True)
+            elif time.time() - shown > 60:
+                shown = time.time()
+                say(driver.line(driver.progress()))
+            driver.poll(say)
+    if stopped:
         driver.stop(say)
-        raise
 
 
 def check_resources(options: Options, ray) -> None:
@@ -394,14 +392,24 @@ def run_grid(options: Options, jobs: list[dict]) -> int:
         ray.init(**address, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise UserError(f"no Ray cluster answers at {options.address}: {str(error).splitlines()[0]}") from None
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C; a cluster's scheduler sends it before its limit
+    stopped = []
+
+    def stop(number, frame) -> None:  # an exception could be raised, and lost, in the middle of Ray's code
+        if stopped:
+            raise KeyboardInterrupt  # the second Ctrl-C waits for nothing
+        stopped.append(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):  # a cluster's scheduler sends SIGTERM before its time limit
+        signal.signal(number, stop)
     try:
         check_resources(options, ray)
         driver = Driver(options, jobs, ray)
         finished = len(driver.done)
         if finished:
             print(f"{finished} of {len(jobs)} runs are finished already")
-        show(driver)
+        show(driver, stopped)
+        if stopped:
+            raise KeyboardInterrupt
         print(driver.line([]))
         for job in driver.failed:
             print(f"failed: {job['name']}: {job['message']}", file=sys.stderr)

@@ -189,7 +189,7 @@ def training_command(job: dict, python: str = "python") -> list[str]:
 def run_job(job: dict) -> dict:
     """In a Ray worker: train (or go on), then evaluate on fresh episodes; returns code, 0 when done, and a message.
 
-    The script's process gets SIGTERM, and writes its checkpoint, when this task is cancelled or this worker dies.
+    The script's process gets SIGTERM, and writes its checkpoint, when the driver's stop file appears or this worker dies.
     """
     import filelock
 
@@ -204,12 +204,14 @@ def run_job(job: dict) -> dict:
                 pass
         except filelock.Timeout:
             return {"code": 1, "message": "the run directory is in use by another process"}
-    fresh = not run_dir.exists()
+    fresh, stop_file = not run_dir.exists(), Path(job["stop_file"])
     # A run that was trained to its end is resumed too: it ends at once, with the checkpoint that is then evaluated.
     for command in (training_command(job, sys.executable), [sys.executable, job["script"], "--evaluate", job["run_dir"]]):
-        code = run_process(command, log, job["cpus"])
+        code = 1 if stop_file.exists() else run_process(command, log, job["cpus"], stop_file)
         if code:
             break
+    if stop_file.exists():
+        return {"code": 1, "message": "stopped"}
     with open(log, "rb") as file:
         file.seek(began)
         lines = [line.strip("│ ") for line in file.read().decode(errors="replace").replace("\r", "\n").splitlines()]
@@ -224,24 +226,28 @@ def run_job(job: dict) -> dict:
     return {"code": 0, "message": ""} if is_done(job) else {"code": 1, "message": "exit code 0, but the run is not finished"}
 
 
-def run_process(command: list[str], log: Path, threads: int) -> int:
-    """Run a command with its output appended to `log`; returns its exit code, minus the signal's number if it was killed."""
+def run_process(command: list[str], log: Path, threads: int, stop_file: Path) -> int:
+    """Run a command with its output appended to `log`; returns its exit code, minus the signal's number if it was killed.
+
+    It gets SIGTERM when stop_file appears: a file on the shared storage reaches every node, and unlike an exception that is
+    raised in the middle of other code it cannot be lost.
+    """
     if sys.platform == "linux":
         command = [sys.executable, "-c", DIE_WITH_PARENT, str(os.getpid()), *command]
     with open(log, "ab") as file:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
                                    env={**os.environ, "OMP_NUM_THREADS": str(threads)})  # fmt: skip
     try:
-        while (code := process.poll()) is None:
-            time.sleep(0.2)
-        return code
-    finally:  # Ctrl-C of the driver cancels the task: KeyboardInterrupt between two polls (it would not end a wait)
+        while process.poll() is None and not stop_file.exists():
+            time.sleep(0.3)
+    finally:  # Ray may also end a task by an exception
         if process.poll() is None:
             process.terminate()
             try:
                 process.wait(timeout=120)
             except subprocess.TimeoutExpired:
                 process.kill()
+    return process.wait()
 
 
 def as_float(text: str | None, otherwise: float | None = 0.0) -> float | None:
@@ -259,9 +265,11 @@ class Driver:
         self.options, self.jobs, self.ray = options, jobs, ray
         self.task = ray.remote(num_cpus=options.cpus_per_run, num_gpus=options.gpus_per_run, max_retries=0)(run_job)
         self.done = [job for job in jobs if is_done(job)]
+        self.stop_file = options.run_root.resolve() / f".stop-{socket.gethostname()}-{os.getpid()}"
         self.failed, self.running = [], {}  # running: task -> job, waiting for a free place included
 
     def submit(self, job: dict) -> None:
+        job["stop_file"] = str(self.stop_file)
         job["submitted"], job["step"] = time.time(), last_step(job["run_dir"], "train.csv")
         self.running[self.task.options(name=job["name"]).remote(job)] = job
 
@@ -288,13 +296,20 @@ class Driver:
                 self.submit(job)
 
     def stop(self, say) -> None:
-        """Cancel everything; every script writes its checkpoint and ends."""
-        for task in self.running:
-            with contextlib.suppress(self.ray.exceptions.RayError):
-                self.ray.cancel(task)
+        """Let every script write its checkpoint and end; take back what still waits."""
         say("stopping; every run writes its checkpoint")
-        if self.running:
+        if not self.running:
+            return
+        self.stop_file.parent.mkdir(parents=True, exist_ok=True)
+        self.stop_file.touch()
+        try:
+            begun = {row["name"] for row in self.progress()}
+            for task, job in self.running.items():
+                if job["name"] not in begun:
+                    self.ray.cancel(task)
             self.ray.wait(list(self.running), num_returns=len(self.running), timeout=150)
+        finally:
+            self.stop_file.unlink(missing_ok=True)
 
     def progress(self) -> list[dict]:
         """Name, step, steps, sps and last best return of every run that a worker has taken and not ended."""

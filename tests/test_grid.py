@@ -180,7 +180,17 @@ def test_how_an_attempt_ends(tmp_path, body, code, message):
     run_dir, script = tmp_path / "run", tmp_path / "script.py"
     script.write_text(f"import os, pathlib, sys\nrun_dir = pathlib.Path({str(run_dir)!r})\n{body}\n")
     (tmp_path / "run.log").write_text("error: of an earlier attempt\n")
-    result = grid.run_job({"run_dir": str(run_dir), "script": str(script), "arguments": [], "attempt": 0, "cpus": 1, "steps": 5})
+    result = grid.run_job(
+        {
+            "run_dir": str(run_dir),
+            "script": str(script),
+            "arguments": [],
+            "attempt": 0,
+            "cpus": 1,
+            "steps": 5,
+            "stop_file": str(tmp_path / "stop"),
+        }
+    )
     assert result["code"] == code and message in result["message"]
 
 

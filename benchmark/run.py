@@ -106,7 +106,8 @@ def make_jobs(options: Options, for_all: dict[str, str]) -> list[dict]:
             for variant, script, flags in members(options.experiment, env_id):
                 if options.variants and variant not in options.variants:
                     continue
-                steps = options.total_timesteps or given(common).get("total_timesteps") or of_environment(STEPS, env_id)
+                steps = given(common).get("total_timesteps") or of_environment(STEPS, env_id)
+                steps = steps if options.total_timesteps is None else options.total_timesteps
                 name = f"{env_id}__{variant}{suffix}__{seed}".replace("/", "_").replace(":", "_")
                 settings = {**given(common), **given(flags), **for_all, "total_timesteps": str(steps)}
                 settings |= {"env_id": env_id, "seed": str(seed), "exp_name": variant + suffix}
@@ -325,6 +326,8 @@ class Driver:
 
     def seconds_left(self, rows: list[dict]) -> float | None:
         """Learned steps that are left over the steps per second of all that learn now, and no less than any run's own rest."""
+        if not self.running:
+            return 0.0
         jobs = {job["name"]: job for job in self.running.values()}
         left = {name: max(0, job["steps"] - max(job["step"], job["learning_starts"])) for name, job in jobs.items()}
         rates = {row["name"]: row["sps"] for row in rows if row["step"] > jobs[row["name"]]["learning_starts"] and row["sps"] > 0}
@@ -347,21 +350,23 @@ def show(driver: Driver, stopped: list[int]) -> None:
 
     A live table in a terminal, else a line whenever something happens and every minute.
     """
-    from rich.console import Console
+    from rich.console import Console, Group
     from rich.live import Live
     from rich.table import Table
+    from rich.text import Text
 
     console = Console()
 
-    def picture() -> Table:
+    def picture() -> Group:
         rows = driver.progress()
-        table = Table(title=driver.line(rows), title_justify="left", box=None, header_style="bold")
+        table = Table(box=None, header_style="bold")
         for name in ("run", "step", "of", "steps/s", "best return"):
             table.add_column(name, justify="left" if name == "run" else "right")
         for row in rows[: max(3, console.height - 6)]:
             best = "" if row["best"] is None else f"{row['best']:.0f}"
-            table.add_row(row["name"], f"{row['step']:,}", f"{row['steps']:,}", f"{row['sps']:.1f}", best)
-        return table
+            rate = f"{row['sps']:.1f}" if row["step"] < row["steps"] else "evaluating"
+            table.add_row(row["name"], f"{row['step']:,}", f"{row['steps']:,}", rate, best)
+        return Group(Text(driver.line(rows)), table)
 
     def say(text: str) -> None:
         console.print(text, highlight=False, markup=False, soft_wrap=True)
@@ -441,6 +446,8 @@ def main() -> None:
     try:
         if options.seeds < 1 or options.cpus_per_run < 1 or options.gpus_per_run < 0 or options.retries < 0:
             raise UserError("seeds and cpus_per_run must be at least 1, gpus_per_run and retries must not be negative.")
+        if options.total_timesteps is not None and options.total_timesteps < 1:
+            raise UserError(f"total_timesteps is {options.total_timesteps}; it must be at least 1.")
         if options.gpus_per_run > 1 and options.gpus_per_run % 1:
             raise UserError(f"gpus_per_run is {options.gpus_per_run}; it must be at most 1 or a whole number.")
         for_all = flags_for_all(words[end + 1 :])

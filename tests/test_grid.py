@@ -151,6 +151,7 @@ def test_every_experiment_is_what_the_paper_ran(tmp_path, monkeypatch, capsys):
     (("--", "track"), "'track' after -- belongs to no argument"),
     (("--run-root", "gpu"), "was made with cuda True, and this grid wants False"),
     (("--cpus-per-run", "0"), "must be at least 1"),
+    (("--total-timesteps", "0"), "total_timesteps is 0"),
     (("--run-root", "other"), "was made with utd 7, and this grid wants 1"),
     (("--run-root", "broken"), "has no readable config.json"),
 ])  # fmt: skip

@@ -693,10 +693,17 @@ class Report:
         return f'<!doctype html><html lang="en"><head>{head}</head><body>{body}\n</body></html>\n'
 
     def write(self) -> None:
+        """Write report.md and report.html, and remove the figures of the report before that are not in this one."""
+        shown = {content[0] for kind, *content in self.parts if kind == "figure"}
+        old = self.out / "report.md"
+        before = old.read_text(encoding="utf-8", errors="replace") if old.exists() else ""
         for name, text in (("report.md", self.markdown()), ("report.html", self.html())):
             temporary = self.out / f"{name}.tmp"
             temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
             temporary.replace(self.out / name)
+        if before.startswith(f"# {TITLE}\n"):
+            for name in set(re.findall(r"^!\[.*\]\(([\w.+-]+\.png)\)$", before, re.MULTILINE)) - shown:
+                (self.out / name).unlink(missing_ok=True)
 
 
 def markdown_table(header, rows) -> str:

@@ -150,6 +150,11 @@ def test_all_figures_and_one_html_file(tmp_path):
     assert "mine" in [r["algorithm"] for r in curves]  # another experiment's name stands for itself
     assert "RAC-SAC, G = 5" not in [r["algorithm"] for r in curves]  # an ablation is in its panel only
 
+    (tmp_path / "out/own.png").touch()
+    _, _, text = report(tmp_path, "runs/Humanoid-v4__rac_sac__1")
+    left = {path.name for path in (tmp_path / "out").glob("*.png")}
+    assert left == {"own.png", *re.findall(r"!\[.*\]\((.*)\)", text)} and left < {"own.png", *figures}  # no figure of before
+
 
 def test_settings_decide_and_not_names_alone(tmp_path):
     """Nothing of other settings passes for the paper's, no run is left out silently, and tiny runs disturb no others."""

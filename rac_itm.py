@@ -117,7 +117,7 @@ class Args:
     resume: str | None = None
     """a run directory to go on with; its saved arguments win, only total_timesteps may grow"""
     evaluate: str | None = None
-    """a run directory whose policies are evaluated on fresh episodes, without training"""
+    """a run directory whose policies are evaluated on fresh episodes, without training; its saved arguments win"""
 
     # Environment and replay
     env_id: str = "Hopper-v4"
@@ -153,9 +153,9 @@ class Args:
     q_lr: float = 3e-4
     """the learning rate of the critics after the warm-up"""
     q_lr_init: float = 3e-5
-    """the learning rate of the critics at learning_starts; equal to q_lr: no warm-up"""
+    """the learning rate of the critics at learning_starts, where their warm-up begins; equal to q_lr: no warm-up"""
     q_lr_warmup_end: int = 10000
-    """environment step at which the linear warm-up of the critics' learning rate reaches q_lr"""
+    """environment step at which the linear warm-up of the critics' learning rate reaches q_lr; learning_starts: no warm-up"""
 
     # Temperature
     autotune: bool = True
@@ -224,6 +224,10 @@ def check_args(args: Args) -> Args:
     check(math.isfinite(args.alpha) and args.alpha >= 0, f"alpha is {args.alpha}; it must be finite and not negative.")
     # --- shared: argument checks ---
     has = [field.name for field in dataclasses.fields(args)]
+    for field in dataclasses.fields(args):
+        value = getattr(args, field.name)
+        if field.type in (float, float | None) and value is not None:
+            setattr(args, field.name, float(value))  # a program may have given an integer
     counts = ("utd", "batch_size", "hidden_dim", "num_eval_policies", "eval_episodes", "eval_frequency", "eval_workers")
     for field in [name for name in counts if name in has]:
         check(getattr(args, field) >= 1, f"{field} is {getattr(args, field)}; it must be at least 1.")
@@ -242,8 +246,9 @@ def check_args(args: Args) -> Args:
     for field in ("buffer_size", "total_timesteps"):
         check(getattr(args, field) >= smallest, f"{field} is {getattr(args, field)}; it must be at least {smallest}, "
               "the larger of learning_starts and batch_size.")
-    check(args.q_lr_warmup_end >= args.learning_starts,
-          f"q_lr_warmup_end is {args.q_lr_warmup_end}; it must be at least learning_starts, {args.learning_starts}.")
+    check(args.q_lr_warmup_end >= args.learning_starts or args.q_lr_init == args.q_lr,
+          f"q_lr_warmup_end is {args.q_lr_warmup_end}; it must be at least learning_starts, {args.learning_starts}, "
+          "unless q_lr_init equals q_lr (no warm-up).")
     check(args.bias_frequency % args.eval_frequency == 0,
           f"bias_frequency is {args.bias_frequency}; it must be a multiple of eval_frequency, {args.eval_frequency}.")
     check(args.run_name is None or (Path(args.run_name).name == args.run_name and len(args.run_name) <= 200),
@@ -392,7 +397,7 @@ def squashed_gaussian(mean, log_std, noise):
 # --- shared: learning rate and optimiser ---
 def critic_learning_rate(args: Args, step: int) -> float:
     """Linear warm-up from q_lr_init at learning_starts to q_lr at q_lr_warmup_end (equation 23)."""
-    if args.q_lr_warmup_end == args.learning_starts:
+    if args.q_lr_warmup_end <= args.learning_starts:
         return args.q_lr
     p = min(max((step - args.learning_starts) / (args.q_lr_warmup_end - args.learning_starts), 0.0), 1.0)
     return args.q_lr_init * (1 - p) + p * args.q_lr
@@ -575,7 +580,8 @@ class Learner:
         self.host_obs = torch.empty(1, obs_dim, pin_memory=cuda)
         self.obs = torch.zeros(1, obs_dim, device=device)
         self.action = torch.zeros(action_dim + 1, device=device)
-        self.generator = torch.Generator(device).manual_seed(args.seed)
+        stream = np.random.SeedSequence(args.seed).generate_state(1, np.uint64)  # apart from that of the weights
+        self.generator = torch.Generator(device).manual_seed(int(stream[0]))
         # Without this option the CPU compiler fuses loops that share nothing but their ranges: where the batch size equals
         # hidden_dim, the last layer's weight gradient then walks its input against the grain.
         options = {"cpp.max_horizontal_fusion_size": 1}
@@ -1197,6 +1203,14 @@ def load_config(run_dir: Path) -> Args:
         raise UserError(f"{path} is missing or damaged; give the directory of a run.") from None
 
 
+def tell_unused(given: Args, saved: dict, used: tuple[str, ...]) -> None:
+    """Say which of the given arguments have no effect, because those that a run was saved with win."""
+    names = [f.name for f in dataclasses.fields(given) if f.name not in used]
+    names = [name for name in names if getattr(given, name) not in (getattr(Args, name, None), saved.get(name))]
+    if names:
+        print(f"not used, because the arguments that the run was saved with win: {', '.join(names)}", file=sys.stderr)
+
+
 def load_checkpoint(run_dir: str | Path) -> dict:
     """The checkpoint of a run directory, on the CPU; raises UserError if it is missing, damaged or another script's.
 
@@ -1349,7 +1363,8 @@ def train(args: Args) -> dict:
             run_dir = Path(args.resume)
             load_config(run_dir)  # a run directory at all? then it may be held, and read again
             stack.enter_context(lock(run_dir))
-            args = load_config(run_dir)
+            given, args = args, load_config(run_dir)
+            tell_unused(given, dataclasses.asdict(args), ("resume", "total_timesteps"))
             if asked is not None and asked < args.total_timesteps:
                 raise UserError(f"total_timesteps is {asked}; on resuming it may only grow, from {args.total_timesteps}.")
             args.total_timesteps = asked or args.total_timesteps
@@ -1531,27 +1546,29 @@ def run_training(args, run_dir: Path, checkpoint: dict | None, env: FlatEnv, lea
                 record_episode(args, actor, last[f"best_{CONDITION}"], run_dir, f"step-{step}")
             except UserError as error:
                 say(str(error))
+        outcome = 0 if completed else 255  # which Weights & Biases shows as killed
     except Exception as error:
         known = isinstance(error, TrainingError | OSError | torch.OutOfMemoryError)
         if not known and not stopped_by:
             raise
         # Ctrl-C in a terminal also ends the compiler that torch has started: that step is not whole and cannot be saved.
-        what = first_line(error) if known else "interrupted in the middle of a step"
+        what = first_line(error) if known else f"interrupted in the middle of a step ({first_line(error)})"
         raise TrainingError(f"stopped at step {step}: {what}; {last_good()} in {run_dir}.") from None
     finally:
         bar.close()
         if tracker:
-            tracker.finish()
+            tracker.finish(exit_code=outcome)
     return {"run_dir": str(run_dir), "global_step": step, "completed": completed, "wall_seconds": time.time() - start,
             "signal": stopped_by[0] if stopped_by else None, **{k: v for k, v in last.items() if k != "step"}}  # fmt: skip
 
 
-def evaluate_run(run_dir: str, capture_video: bool) -> None:
-    """Print condition -> return +- std of a run's policies on fresh episodes, and write it into evaluate.csv.
+def evaluate_run(asked: Args) -> None:
+    """Print condition -> return +- std of the policies in asked.evaluate on fresh episodes, and write it into evaluate.csv.
 
     The policy that was best in training is marked: its return here is free of the maximum's upward bias.
     """
-    checkpoint = load_checkpoint(run_dir)
+    run_dir, checkpoint = asked.evaluate, load_checkpoint(asked.evaluate)
+    tell_unused(asked, checkpoint["args"], ("evaluate", "capture_video"))
     args, state, step = Args(**checkpoint["args"]), checkpoint["state"], checkpoint["global_step"]
     FlatEnv(args.env_id).env.close()  # a missing environment is the user's to mend, not a worker's to die of
     conditions, finished = eval_conditions(args), []
@@ -1571,7 +1588,7 @@ def evaluate_run(run_dir: str, capture_video: bool) -> None:
         write_whole(Path(run_dir) / "evaluate.csv", lambda file: file.write("\n".join([*lines, ""]).encode()))
     except OSError as error:
         print(f"evaluate.csv could not be written: {first_line(error)}", file=sys.stderr)
-    if capture_video:
+    if asked.capture_video:
         networks = build_networks(args, checkpoint["obs_dim"], checkpoint["action_dim"])
         record_episode(args, networks["actor"].bind(state["actor"]), best, Path(run_dir), f"evaluate-step-{step}")
         print(f"recorded {CONDITION} {best:.4g} in {Path(run_dir) / 'videos'}")
@@ -1582,7 +1599,7 @@ def main() -> None:
     args = tyro.cli(Args, description=__doc__)
     try:
         if args.evaluate is not None:
-            evaluate_run(args.evaluate, args.capture_video)
+            evaluate_run(args)
             return
         summary = train(args)
     except KeyboardInterrupt:

@@ -32,7 +32,7 @@ WRONG = [
     (["--train-beta-max", "-1"], r"train_beta_max is -1.0; it must be finite"),
     (["--train-beta-max", "inf"], r"train_beta_max is inf; it must be finite"),
     (["--eval-beta-max", "nan"], r"eval_beta_max is nan; it must be finite"),
-    (["--q-lr-warmup-end", "100"], r"q_lr_warmup_end is 100; it must be at least learning_starts, 200"),
+    (["--q-lr-warmup-end", "100"], r"q_lr_warmup_end is 100; it must be at least learning_starts, 200, unless"),
     (["--bias-frequency", "150"], r"bias_frequency is 150; it must be a multiple of eval_frequency, 100"),
     (["--run-root", "/dev/null/runs"], r"run_root '/dev/null/runs' cannot be written"),
     (["--run-name", "a" * 300], r"must be a plain folder name of at most 200 characters"),

@@ -343,6 +343,8 @@ def test_critic_learning_rate():
         assert rac_sac.critic_learning_rate(args, step) == pytest.approx(rate)
     args.q_lr_warmup_end = args.learning_starts
     assert rac_sac.critic_learning_rate(args, 5001) == 3e-4
+    constant = rac_sac.check_args(rac_sac.Args(learning_starts=20000, q_lr_init=3e-4))  # no warm-up: its end has no meaning
+    assert rac_sac.critic_learning_rate(constant, 20001) == 3e-4
 
 
 def test_flat_views_are_aligned_and_cover_the_module():

@@ -204,7 +204,8 @@ def test_a_dead_worker_is_named_and_its_evaluation_repeated(cli):
 def test_more_steps_on_resume(cli):
     whole = cli.train("whole")
     grown = cli.train("grown", "--total-timesteps", "400")
-    cli.run("--resume", grown, "--total-timesteps", "500", "--seed", "9")  # the saved seed wins
+    result = cli.run("--resume", grown, "--env-id", "Hopper-v4", "--total-timesteps", "500", "--seed", "9")
+    assert messages(result.stderr) == ["not used, because the arguments that the run was saved with win: seed"]
     assert_same_run(whole, grown, files=["eval.csv"])  # its train.csv has one row more, at what was its last step
     assert json.loads((grown / "config.json").read_text())["args"]["total_timesteps"] == 500
     error = cli.run("--resume", grown, "--total-timesteps", "450", code=2).stderr
@@ -264,7 +265,8 @@ def test_evaluate_and_video(cli):
     assert len(values) == count and all(v > 0 for v, _ in values.values())
     assert cli.name != "rac_sac" or list(values) == ["0.2667", "0.5333", "0.8000"]
     assert result.stdout.count("best in training") == 1 and messages(result.stderr) == []
-    assert result.stdout.startswith(cli.run("--evaluate", run_dir).stdout)
+    again = cli.run("--evaluate", run_dir, "--eval-episodes", "7")
+    assert result.stdout.startswith(again.stdout) and messages(again.stderr)[0].endswith("win: eval_episodes")
     assert list((run_dir / "videos").glob(f"evaluate-step-300-{condition}-*.mp4"))
     after = {p.name: p.read_bytes() for p in run_dir.iterdir() if p.is_file()}
     with open(run_dir / "evaluate.csv") as file:
@@ -313,7 +315,7 @@ def test_offline_tracking_holds_the_history(cli):
     cli.run("--resume", run_dir, "--total-timesteps", "400")
     files = sorted((run_dir / "wandb").glob("offline-run-*/*.wandb"), key=lambda p: p.stat().st_mtime)
     assert len(files) == 2 and len({p.name for p in files}) == 1  # the same run, twice
-    history, metrics, config, code = [], set(), {}, False
+    history, metrics, config, code, ends = [], set(), {}, False, []
     for path in files:
         for record in wandb_records(path):
             kind = record.WhichOneof("record_type")
@@ -324,8 +326,10 @@ def test_offline_tracking_holds_the_history(cli):
                 metrics.add(record.metric.name or record.metric.glob_name)
             elif kind == "run":
                 config.update({u.key: json.loads(u.value_json) for u in record.run.config.update})
+            elif kind == "exit":
+                ends.append(record.exit.exit_code)
             code |= kind == "artifact" and record.artifact.type == "code"
-    assert {"global_step", "*"} <= metrics and code
+    assert {"global_step", "*"} <= metrics and code and ends == [0, 0]
     assert config["env_id"] == "Hopper-v4" and config["utd"] == 1
     evaluated = {h["global_step"]: h["eval/best_return"] for h in history if "eval/best_return" in h}
     with open(run_dir / "eval.csv") as file:

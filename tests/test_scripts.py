@@ -53,6 +53,19 @@ CASES = [("rac_sac", {}), ("rac_td3", {}), ("vanilla_rac", {"beta": 0.7}), ("rac
          ("vanilla_rac", {"target_rule": "in-target-min", "min_size": 2.0})]  # fmt: skip
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_seed_and_integers(name):
+    """Random actions are not the numbers of which the weights are made; a program may give integers where floats are due."""
+    options = {} if name == "rac_td3" else {"initial_log_alpha": -5}
+    _, learner = make_learner(name, q_lr=1, q_lr_init=0, **options)
+    drawn = (np.concatenate([learner.random_action() for _ in range(100)]) + 1) / 2
+    networks = [network.views(learner.state[key]) for key, network in learner.networks.items() if key in learner.state]
+    weights = [w.flatten()[: len(drawn)].numpy() for views in networks for w in views.values() if w.numel() >= 50 and w.any()]
+    assert len(weights) >= 6 and all(abs(np.corrcoef(w, drawn[: len(w)])[0, 1]) < 0.6 for w in weights)
+    learner.update(30)
+    assert learner.state["q_lr"].item() == 0.5 and learner.state["q_lr"].dtype == torch.float32
+
+
 @pytest.mark.parametrize("name,options", CASES, ids=["sac", "td3", "vanilla", "itm", "redq"])
 def test_critic_update(name, options):
     """A whole critic update: targets from next states and noise, loss, gradient and Polyak step."""

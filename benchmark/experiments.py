@@ -7,6 +7,7 @@ default, and is the run of `main`.
 
 import ast
 import functools
+import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -65,7 +66,7 @@ SMOKE = "smoke_"  # before a variant's name: the same with tiny networks, never 
 HARMLESS = ("track", "wandb_project_name", "wandb_entity", "capture_video", "checkpoint_seconds", "compile", "cudagraphs", "cuda",
             "torch_deterministic", "matmul_precision", "eval_workers", "bias_frequency")  # fmt: skip
 HOUSEKEEPING = (*HARMLESS, "seed", "env_id", "exp_name", "run_root", "run_name", "resume", "evaluate", "total_timesteps")
-ACTION_DIM = {"Humanoid": 17, "Ant": 8, "Walker2d": 6, "Hopper": 3}
+ACTION_DIM = {"Humanoid": 17, "Ant": 8, "Walker2d": 6, "HalfCheetah": 6, "Hopper": 3}
 
 
 def short_name(env_id: str) -> str:
@@ -107,9 +108,9 @@ def members(experiment: str, env_id: str) -> list[tuple[str, str, str]]:
     return [(name, *variant(name, env_id)) for name in names]
 
 
-def given(flags: str) -> dict[str, str]:
-    """The arguments in command-line flags by field name; --no-compile is compile: False."""
-    found, words = {}, flags.split()
+def given(flags: str | list[str]) -> dict[str, str]:
+    """The arguments in command-line flags (a line, or its words) by field name; --no-compile is compile: False."""
+    found, words = {}, flags.split() if isinstance(flags, str) else list(flags)
     while words:
         name = words.pop(0).removeprefix("--").replace("-", "_")
         if words and not words[0].startswith("--"):
@@ -143,12 +144,18 @@ def script_defaults(script: str) -> dict:
     return found
 
 
+def parts_of(exp_name: str) -> tuple[str, list[str]]:
+    """The variant's name and the flag_value of every +flag_value after it; a + within a number (1e+0) is none of them."""
+    name, *extra = re.split(r"\+(?=[A-Za-z_])", exp_name)
+    return name, extra
+
+
 def expected(exp_name: str, env_id: str) -> dict | None:
     """The settings that an experiment name stands for, as far as they are known; None for a name that is not from here.
 
     The defaults of the script, those that it fills in by environment, and the flags of the variant and of its +flag_value.
     """
-    name, *extra = exp_name.split("+")
+    name, extra = parts_of(exp_name)
     try:
         script, flags = variant(name, env_id)
     except KeyError:
@@ -157,7 +164,10 @@ def expected(exp_name: str, env_id: str) -> dict | None:
     if name.startswith(SMOKE):
         settings.update(given(TINY))
     settings.update(given(flags))
-    settings.update(item.rsplit("_", 1) for item in extra)
+    changed = dict(item.rsplit("_", 1) if "_" in item else (item, "") for item in extra)
+    if not changed.keys() <= settings.keys():  # somebody's own name
+        return None
+    settings.update(changed)
     filled = {
         "buffer_size": 1_000_000 if script == "vanilla_rac.py" else of_environment(CAPACITY, env_id),
         "beta": of_environment(VANILLA_BETA, env_id),
@@ -172,12 +182,16 @@ def expected(exp_name: str, env_id: str) -> dict | None:
 def deviations(args: dict, script: str, exp_name: str, env_id: str) -> dict:
     """The settings in a run's config.json that are not those that an experiment name stands for; {} for an unknown name."""
     wanted, saved = expected(exp_name, env_id) or {}, {**args, "script": script}
+    for name in ("beta", "k"):  # evaluated up to where it is trained, unless the experiment name says otherwise
+        evaluated, trained = f"eval_{name}_max", f"train_{name}_max"
+        if evaluated in wanted and trained in saved and not differs(wanted[evaluated], wanted.get(trained)):
+            wanted[evaluated] = saved[trained]
     return {key: saved[key] for key, value in wanted.items() if key in saved and differs(saved[key], value)}
 
 
 def label(exp_name: str) -> str:
     """How a report calls the runs of an experiment name; a name that is not in this file stands for itself."""
-    plain, *extra = exp_name.removeprefix(SMOKE).split("+")
+    plain, extra = parts_of(exp_name.removeprefix(SMOKE))
     text = VARIANTS[plain][0] if plain in VARIANTS else plain
     if plain in sweep_names():
         sweep, value = sweep_names()[plain]
@@ -188,4 +202,4 @@ def label(exp_name: str) -> str:
 
 def base_of(exp_name: str) -> str:
     """The variant's name without smoke_ before it and without +flag_value after it."""
-    return exp_name.removeprefix(SMOKE).split("+")[0]
+    return parts_of(exp_name.removeprefix(SMOKE))[0]

@@ -65,7 +65,7 @@ def build_specification(tables: list, groups: list, entity: str, project: str):
             blocks += [wr.H2(heading)] if heading else []
             blocks.append(wr.MarkdownBlock(markdown_table(*content)))
             heading = ""
-    commits = ", ".join(sorted({run.commit[:12] for group in groups for run in group.runs}))
+    commits = ", ".join(sorted({run.short_commit for group in groups for run in group.runs}))
     seeds = max(len(group.runs) for group in groups)
     description = f"Up to {seeds} seeds per algorithm and environment; commits {commits}."
     return wr.Report(project=project, entity=entity, title=TITLE, description=description, width="fluid", blocks=blocks)
@@ -87,9 +87,12 @@ def publish(tables: list, groups: list, path: Path, entity: str | None, project:
     if left_out:
         print(f"warning: {left_out} runs were not tracked and are not in the Weights & Biases report's panels", file=sys.stderr)
     runs = [run for group in tracked for run in group.runs]
-    of_runs = {name: {run.args[f"wandb_{name}"] for run in runs} for name in ("entity", "project_name")}
-    project = project or sorted(of_runs["project_name"])[0]
-    entity = entity or next((name for name in of_runs["entity"] if name), None)
+    of_runs = {name: {run.args.get(f"wandb_{name}") for run in runs} - {None} for name in ("entity", "project_name")}
+    project = project or min(of_runs["project_name"], default=None)
+    if project is None:
+        print("not published: these runs do not name their project; give --project", file=sys.stderr)
+        return
+    entity = entity or min(of_runs["entity"], default=None)
     others = of_runs["project_name"] - {project}
     if others:
         print(f"warning: runs of the projects {', '.join(sorted(others))} are not in a report of {project}", file=sys.stderr)

@@ -8,6 +8,7 @@ report. The paper's values are in benchmark/paper/.
 """
 
 import base64
+import contextlib
 import csv
 import html
 import json
@@ -97,6 +98,7 @@ class Run:
     last = property(lambda self: int(self.eval.index[-1]))
     finished = property(lambda self: self.last >= self.total)
     tracked = property(lambda self: (self.path / "wandb_id").exists())
+    short_commit = property(lambda self: self.commit[:12] + ("-dirty" if self.commit.endswith("-dirty") else ""))
 
 
 @dataclass
@@ -110,7 +112,12 @@ class Group:
     told_apart_by: dict = field(default_factory=dict)  # the settings in which it differs from others of its name
 
     condition = property(lambda self: self.runs[0].condition)
-    last = property(lambda self: min(run.last for run in self.runs))  # no seed has been evaluated for a shorter time
+
+    @property
+    def last(self) -> int:
+        """The last step at which all seeds were evaluated; where there is none, the first seed's end."""
+        common = set.intersection(*(set(run.eval.index) for run in self.runs))
+        return int(max(common, default=min(run.last for run in self.runs)))
 
     def deviations(self, exp_name: str) -> dict:
         """The settings that are not those of an experiment name."""
@@ -122,7 +129,7 @@ class Group:
 def read_csv(path: Path, warn, required: tuple[str, ...] = ("step",)) -> pd.DataFrame:
     """A CSV file of numbers by its step; what is cut off or damaged is left out from there on, with a warning.
 
-    required: columns that have a finite number in every row, where the file has them.
+    required: columns that a file of its kind has, with a finite number in every row.
     """
     try:
         text = path.read_text()
@@ -136,6 +143,11 @@ def read_csv(path: Path, warn, required: tuple[str, ...] = ("step",)) -> pd.Data
     if len(rows) < 2:
         return pd.DataFrame()
     header, values = rows[0], []
+    missing = [name for name in required if name not in header]
+    if missing or len(set(header)) < len(header):
+        fault = f"has no column {missing[0]}" if missing else "names a column twice"
+        warn(f"{path} is mixed up or damaged, it {fault}: left out.")
+        return pd.DataFrame()
     for number, row in enumerate(rows[1:], 2):
         try:
             if len(row) != len(header):
@@ -148,7 +160,16 @@ def read_csv(path: Path, warn, required: tuple[str, ...] = ("step",)) -> pd.Data
             warn(f"{path} is damaged in line {number}: left out from there on.")
             break
     frame = pd.DataFrame(values, columns=header)
-    return frame.set_index(frame["step"].astype(int)) if "step" in frame and len(frame) else pd.DataFrame()
+    return frame.set_index(frame["step"].astype(int)) if len(frame) else pd.DataFrame()
+
+
+def of_policies(frame: pd.DataFrame, what: str) -> dict[str, float]:
+    """The columns what_CONDITION of an eval.csv and their conditions."""
+    found = {}
+    for name in frame:
+        with contextlib.suppress(ValueError):
+            found[name] = float(name.removeprefix(f"{what}_"))
+    return found
 
 
 def load_run(path: Path, warn) -> Run | None:
@@ -163,21 +184,24 @@ def load_run(path: Path, warn) -> Run | None:
         return warn(f"{path} has no config.json: left out.")
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return warn(f"{path} has a damaged config.json, or one that is not of this project: left out.")
-    evaluations = read_csv(path / "eval.csv", warn, ("step", "best_return"))
+    evaluations = read_csv(path / "eval.csv", warn, ("step", "best_return", "wall_seconds"))
     if evaluations.empty:
-        return warn(f"{path} has no evaluation yet: left out.")
-    policies = sum(name.startswith("return_") for name in evaluations)
+        return warn(f"{path} has no evaluation yet, or none that can be read: left out.")
+    policies = of_policies(evaluations, "return")
     conditions = [name[5:] for name in evaluations if name.startswith("best_") and name not in ("best_return", "best_return_std")]
     told = CONDITIONS.get(script, *conditions[:1])  # another script's policies differ by what its eval.csv says
-    expected = args.get("num_eval_policies", 1 if script in CONDITIONS else policies)
-    if not {"best_return", "wall_seconds"} <= set(evaluations) or conditions != [told] or policies != expected:
+    expected = args.get("num_eval_policies", 1 if script in CONDITIONS else len(policies))
+    largest = args.get(f"eval_{told}_max", args.get(told))  # the last of the evaluated policies
+    others = isinstance(largest, int | float) and not math.isclose(max(policies.values(), default=0.0), largest, rel_tol=1e-4)
+    if conditions != [told] or len(policies) != expected or (script in CONDITIONS and others):
         return warn(f"{path} is mixed up: its eval.csv is not one of {script}.py with the arguments in config.json: left out.")
     if not evaluations.index.is_monotonic_increasing or not evaluations.index.is_unique:
         return warn(f"{path} is mixed up: the steps in its eval.csv do not grow: left out.")
     if evaluations.index[-1] > args["total_timesteps"]:
         return warn(f"{path} is mixed up: its eval.csv goes beyond the {args['total_timesteps']} steps of config.json: left out.")
     commit, device = (str(config.get(name) or "unknown") for name in ("git_commit", "device"))
-    train, fresh = (read_csv(path / name, warn) for name in ("train.csv", "evaluate.csv"))
+    train = read_csv(path / "train.csv", warn, ("step", "sps"))
+    fresh = read_csv(path / "evaluate.csv", warn, ("step", "return", "best_in_training"))
     return Run(path, script, told, args, commit, device, evaluations, train, fresh)
 
 
@@ -237,17 +261,27 @@ def group_runs(runs: list[Run], warn) -> list[Group]:
             group.told_apart_by = {key: args.get(key) for key in differing}
             # Also where all runs of a name agree with each other, but not with what the name stands for.
             shown = {**group.deviations(name), **group.told_apart_by}
-            group.label = label(name) + (f" [{', '.join(f'{key} {value}' for key, value in shown.items())}]" if shown else "")
+            text = label(name) + (f" [{', '.join(f'{key} {value}' for key, value in shown.items())}]" if shown else "")
+            group.label = " ".join(text.replace("$", "").split())  # matplotlib would read mathematics between two $
         if len(same) > 1:
             where = "; ".join(str(group.runs[0].path) for group in same)
             warn(f"runs of {name} on {env_id} differ in {', '.join(differing)} and are shown apart ({where}).")
     for group in groups.values():
+        names = {other.exp_name for other in groups.values() if other.label == group.label}
+        if len(names) > 1:
+            warn(f"runs of {' and of '.join(sorted(names))} are called alike and told apart by their experiment names.")
+            for other in [other for other in groups.values() if other.exp_name in names and other.label == group.label]:
+                other.label += f" [exp_name {other.exp_name}]"
         seeds = {}
         for run in sorted(group.runs, key=lambda run: (run.last, str(run.path))):
             if run.seed in seeds:
                 warn(f"{seeds[run.seed].path} and {run.path} are the same run (seed {run.seed}); the longer one is used.")
             seeds[run.seed] = run
         group.runs = [seeds[seed] for seed in sorted(seeds)]
+        late = [run for run in group.runs if run.eval.index[0] > group.last]
+        for run in late:
+            warn(f"{run.path} has no evaluation by step {group.last:,}, the last of another seed: left out.")
+        group.runs = [run for run in group.runs if run not in late]
     order = {name: i for i, name in enumerate(VARIANTS)}
     return sorted(groups.values(), key=lambda g: (env_order(g.env_id), order.get(base_of(g.exp_name), len(order)), g.label))
 
@@ -281,26 +315,27 @@ def steps_to(group: Group, threshold: float) -> int | None:
 def score_matrices(groups: list[Group], paper: pd.DataFrame, warn) -> tuple[dict[str, np.ndarray], dict[str, int]]:
     """Algorithm -> returns (seeds, environments) over the paper's RAC-SAC return; environment -> the step they are taken at.
 
-    That is the last step that all of these runs have. The environments are those that most algorithms ran on; every
-    algorithm has all of them, and as many seeds as in its poorest. Tiny runs count only where there are no others.
+    That is the last step that all of these runs have. Every algorithm has all of these environments, and as many seeds as in
+    its poorest; so that one more algorithm or environment does not narrow the comparison, what is compared is the choice
+    with most pairs of algorithm and environment. Tiny runs count only where there are no others.
     """
     paper = paper[paper["algorithm"] == "RAC-SAC"].set_index("env")["mean_return"]
     usable = [group for group in groups if short_name(group.env_id) in paper.index]
     real = [group for group in usable if not group.exp_name.startswith(SMOKE)]
     usable = real or usable
-    counts = {group.env_id: sum(other.env_id == group.env_id for other in usable) for group in usable}
-    env_ids = sorted((env_id for env_id in counts if counts[env_id] == max(counts.values())), key=env_order)
-    if len(env_ids) < len(counts):
-        warn(f"fewer algorithms ran on {', '.join(sorted(set(counts) - set(env_ids)))}: left out of the aggregate scores.")
-    usable = [group for group in usable if group.env_id in env_ids]
-    complete = {}
-    for name in dict.fromkeys(group.label for group in usable):
-        mine = {group.env_id: group for group in usable if group.label == name}
-        missing = [env_id for env_id in env_ids if env_id not in mine]
-        if missing:
-            warn(f"{name} has no run on {', '.join(missing)}: left out of the aggregate scores.")
-        else:
-            complete[name] = mine
+    ran_on = {}
+    for group in usable:
+        ran_on.setdefault(group.label, {})[group.env_id] = group
+    choices = {frozenset(a.keys() & b.keys()) for a in ran_on.values() for b in ran_on.values()} or {frozenset()}
+    pairs = {choice: len(choice) * sum(choice <= mine.keys() for mine in ran_on.values()) for choice in choices}
+    env_ids = sorted(max(choices, key=lambda choice: (pairs[choice], len(choice), sorted(choice))), key=env_order)
+    complete = {name: mine for name, mine in ran_on.items() if mine.keys() >= set(env_ids)} if env_ids else {}
+    for name in [name for name in ran_on if name not in complete]:
+        missing = ", ".join(env_id for env_id in env_ids if env_id not in ran_on[name])
+        warn(f"{name} has no run on {missing}: left out of the aggregate scores.")
+    left = sorted({group.env_id for group in usable} - set(env_ids), key=env_order)
+    if left:
+        warn(f"fewer algorithms ran on {', '.join(left)}: left out of the aggregate scores.")
     steps = {env_id: min(mine[env_id].last for mine in complete.values()) for env_id in env_ids} if complete else {}
     scores = {}
     for name, mine in complete.items():
@@ -391,7 +426,7 @@ def final_return_table(groups: list[Group], paper: pd.DataFrame):
 
 def samples_table(groups: list[Group], paper: pd.DataFrame):
     labels = list(dict.fromkeys(group.label for group in groups if short_name(group.env_id) in set(paper["env"])))
-    ours = {group.label: paper_name(group) for group in groups}
+    ours = {group.label: paper_name(group) for group in groups if group.label in labels}
     others = [name for name in dict.fromkeys(paper["algorithm"]) if name not in ours.values()]
     header = ("environment", "return", *labels, *(f"{name} (paper only)" for name in others))
     rows, noted, marked = [], False, False
@@ -427,9 +462,9 @@ def fresh_table(groups: list[Group]):
     for group in groups:
         pairs = []
         for run in group.runs:
-            best = run.fresh[run.fresh["best_in_training"] == 1] if "best_in_training" in run.fresh else run.fresh
-            if len(best) and int(best.index[0]) in run.eval.index:
-                pairs.append((run.eval["best_return"].loc[int(best.index[0])], best["return"].iloc[0]))
+            best = run.fresh[run.fresh["best_in_training"] == 1] if len(run.fresh) else run.fresh
+            if len(best):  # of the checkpoint's step: best at the last evaluation up to there
+                pairs.append((run.eval["best_return"].loc[: int(best.index[0])].iloc[-1], best["return"].iloc[0]))
         if pairs:
             headline, fresh = np.array(pairs).T
             rows.append(
@@ -439,14 +474,15 @@ def fresh_table(groups: list[Group]):
         "The best of several noisy averages is biased upwards; the same policy on fresh episodes is not."]  # fmt: skip
 
 
+def learning_starts(run: Run) -> int:
+    value = run.args.get("learning_starts")
+    return value if isinstance(value, int) else 5000
+
+
 def speed_table(groups: list[Group]):
     rows = []
     for group in groups:
-        learning = [
-            run.train["sps"][run.train.index > run.args.get("learning_starts", 5000) + 1000]
-            for run in group.runs
-            if "sps" in run.train
-        ]
+        learning = [run.train["sps"][run.train.index > learning_starts(run) + 1000] for run in group.runs if "sps" in run.train]
         rates = np.array([sps.dropna().median() for sps in learning if sps.notna().any()])
         hours = [run.eval["wall_seconds"].iloc[-1] / 3600 for run in group.runs]
         devices = ", ".join(sorted({run.device for run in group.runs}))
@@ -469,7 +505,7 @@ def runs_table(groups: list[Group]):
         for run in group.runs:
             steps = f"{run.last:,} of {run.total:,}{'' if run.finished else ', unfinished'}"
             tracked = "yes" if run.tracked else "no"
-            rows.append([str(run.path), group.label, run.env_id, run.seed, steps, run.commit[:12], tracked])
+            rows.append([str(run.path), group.label, run.env_id, run.seed, steps, run.short_commit, tracked])
     return ("run directory", "algorithm", "environment", "seed", "evaluated up to step", "commit", "tracked"), rows, []
 
 
@@ -532,8 +568,8 @@ def family_frame(group: Group, what: str) -> pd.DataFrame:
     """Mean over seeds of the columns what_CONDITION: index step, columns conditions; steps that all seeds have."""
     frames = []
     for run in group.runs:
-        columns = [name for name in run.eval if name.startswith(what + "_")]
-        frames.append(run.eval[columns].rename(columns=lambda name: float(name.removeprefix(what + "_"))).dropna())
+        columns = of_policies(run.eval, what)
+        frames.append(run.eval[list(columns)].rename(columns=columns).dropna())
     frame = sum(frames[1:], frames[0]) / len(frames)  # NaN where a seed is missing
     return frame.dropna()
 
@@ -606,7 +642,7 @@ def sweep_groups(groups: list[Group], sweep: str) -> tuple[list[Group], dict[int
     """
     base, argument, symbol, *_ = SWEEPS[sweep]
     found = [(group.runs[0].args.get(argument), group) for group in groups if set(group.deviations(base)) <= {argument}]
-    found = [(value, group) for value, group in found if value is not None and not group.exp_name.startswith(SMOKE)]
+    found = [(value, group) for value, group in found if isinstance(value, int | float) and not group.exp_name.startswith(SMOKE)]
     found.sort(key=lambda pair: pair[0])
     values = defaultdict(list)
     for value, group in found:
@@ -712,7 +748,8 @@ def markdown_table(header, rows) -> str:
 
 
 def file_name(text: str) -> str:
-    return re.sub("[^a-z0-9]+", "_", text.lower()).strip("_")
+    """A label as part of a figure's file name."""
+    return re.sub("[^a-z0-9]+", "_", text.lower()).strip("_")[:80]
 
 
 def build(options: Options, groups: list[Group], warned: list[str], warn) -> Report:
@@ -762,8 +799,11 @@ def build(options: Options, groups: list[Group], warned: list[str], warn) -> Rep
     report.heading("The family of policies")
     families = defaultdict(list)
     for group in main:
-        if family_frame(group, "return").shape[1] > 1 and len(family_frame(group, "return")) > 1:  # a map needs two columns
+        frame = family_frame(group, "return")
+        if min(frame.shape) > 1:  # a map needs two columns and two rows
             families[group.label].append(group)
+        elif frame.shape[1] > 1:
+            report.text(f"Not drawn: {group.label} on {group.env_id}, whose seeds do not have two evaluations in common.")
     if not families:
         report.text("No algorithm has more than one evaluated policy and two evaluations that all its seeds have.")
     for name, members in families.items():
@@ -868,8 +908,6 @@ def main() -> None:
             options.out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"--out {options.out} cannot be made: {error.strerror}.") from None
-        for group in groups:
-            group.label = group.label.replace("$", "")  # matplotlib would read mathematics
         with plt.rc_context(STYLE), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             report = build(options, groups, warned, warn)

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Literal
 
 import tyro
-from experiments import EXPERIMENTS, HARMLESS, ROOT, STEPS, differs, expected, given, members, of_environment
+from experiments import EXPERIMENTS, HARMLESS, ROOT, STEPS, SWEEPS, differs, expected, given, members, of_environment
 
 # What run.py sets for each run itself, and how to choose it.
 RESERVED = {
@@ -84,7 +84,7 @@ def flags_for_all(words: list[str]) -> dict[str, str]:
     for before, word in zip(["", *words], words, strict=False):
         if not word.startswith("--") and not before.startswith("--"):
             raise UserError(f"{word!r} after -- belongs to no argument; give arguments of the scripts such as --track.")
-    found = given(" ".join(words))
+    found = given(words)
     for name in found:
         if name in RESERVED:
             raise UserError(f"{name} after -- is not accepted, because each run has its own; {RESERVED[name]}.")
@@ -93,7 +93,9 @@ def flags_for_all(words: list[str]) -> dict[str, str]:
 
 def make_jobs(options: Options, for_all: dict[str, str]) -> list[dict]:
     """One dict for each run of the grid: name, run_dir, steps, script, arguments of a fresh start; seeds outermost."""
-    suffix = "".join(f"+{name}_{value}" for name, value in for_all.items() if name not in HARMLESS)
+    suffix = "".join(f"+{name}_{value}" for name, value in sorted(for_all.items()) if name not in HARMLESS)
+    if options.experiment in SWEEPS and SWEEPS[options.experiment][1] in for_all:
+        raise UserError(f"{SWEEPS[options.experiment][1]} after -- is what the runs of {options.experiment} differ in.")
     _, _, env_ids, common = EXPERIMENTS[options.experiment]
     env_ids = dict.fromkeys(options.env_ids or env_ids)
     known = {name for env_id in env_ids for name, *_ in members(options.experiment, env_id)}
@@ -156,7 +158,7 @@ def read_config(run_dir: Path) -> dict | None:
 def check_existing(job: dict, for_all: dict[str, str]) -> str | None:
     """Raise UserError if the job's run directory is of other settings, or is something else.
 
-    Returns a sentence about flags that come too late, because a resumed run keeps its arguments; None if there are none.
+    Returns a sentence about what a resumed run keeps of its own, which the grid would have otherwise; None if nothing.
     """
     run_dir, settings = Path(job["run_dir"]), job["settings"]
     if not run_dir.exists():
@@ -164,12 +166,14 @@ def check_existing(job: dict, for_all: dict[str, str]) -> str | None:
     saved = read_config(run_dir)
     if saved is None:
         raise UserError(f"{run_dir} is there but has no readable config.json; move it away or choose another --run-root.")
-    for name, value in {**expected(settings["exp_name"], settings["env_id"]), **settings}.items():
+    for name, value in {**(expected(settings["exp_name"], settings["env_id"]) or {}), **settings}.items():
         other = name in saved and differs(saved[name], value)
         if other and (name not in (*HARMLESS, "total_timesteps") or (name == "cuda" and saved["cuda"] is not None)):
             raise UserError(f"{run_dir} was made with {name} {saved[name]}, and this grid wants {value}; "
                             "move it away or choose another --run-root.")  # fmt: skip
     late = [name for name, value in for_all.items() if name in HARMLESS and differs(saved.get(name), value)]
+    if saved.get("total_timesteps", 0) > job["steps"] and last_step(job["run_dir"], "eval.csv") < saved["total_timesteps"]:
+        late.append(f"total_timesteps ({saved['total_timesteps']:,})")
     return f"{run_dir} keeps the {', '.join(late)} that it began with." if late and not is_done(job) else None
 
 
@@ -267,6 +271,7 @@ class Driver:
         self.task = ray.remote(num_cpus=options.cpus_per_run, num_gpus=options.gpus_per_run, max_retries=0)(run_job)
         self.done = [job for job in jobs if is_done(job)]
         self.stop_file = options.run_root.resolve() / f".stop-{socket.gethostname()}-{os.getpid()}"
+        self.stop_file.unlink(missing_ok=True)  # of a driver that was killed while it stopped, in a container like this one
         self.failed, self.running = [], {}  # running: task -> job, waiting for a free place included
 
     def submit(self, job: dict) -> None:
@@ -282,7 +287,7 @@ class Driver:
             try:
                 result = self.ray.get(task)
             except self.ray.exceptions.RayTaskError as error:  # run_job itself failed: a full disk, a missing package
-                result = {"code": 1, "message": str(error.cause or error).strip().splitlines()[-1]}
+                result = {"code": 1, "message": (str(error.cause or error).strip() or repr(error.cause)).splitlines()[-1]}
             except self.ray.exceptions.RayError as error:
                 result = {"code": 1, "message": f"its Ray worker or node died ({type(error).__name__})"}
             if result["code"] == 0:
@@ -411,7 +416,8 @@ def run_grid(options: Options, jobs: list[dict]) -> int:
     try:
         ray.init(**address, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, ValueError, RuntimeError) as error:
-        raise UserError(f"no Ray cluster answers at {options.address}: {str(error).splitlines()[0]}") from None
+        failed = f"no Ray cluster answers at {options.address}" if options.address else "Ray does not start on this machine"
+        raise UserError(f"{failed}: {(str(error) or repr(error)).splitlines()[0]}") from None
     stopped = []
 
     def stop(number, frame) -> None:  # an exception could be raised, and lost, in the middle of Ray's code

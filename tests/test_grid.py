@@ -152,6 +152,7 @@ def test_every_experiment_is_what_the_paper_ran(tmp_path, monkeypatch, capsys):
     (("--run-root", "gpu"), "was made with cuda True, and this grid wants False"),
     (("--cpus-per-run", "0"), "must be at least 1"),
     (("--total-timesteps", "0"), "total_timesteps is 0"),
+    (("--experiment", "utd", "--", "--utd", "5"), "utd after -- is what the runs of utd differ in"),
     (("--run-root", "other"), "was made with utd 7, and this grid wants 1"),
     (("--run-root", "broken"), "has no readable config.json"),
 ])  # fmt: skip
@@ -165,6 +166,22 @@ def test_wrong_arguments(tmp_path, arguments, sentence):
         (tmp_path / root / NAME.format(1) / "config.json").write_text(content)
     out, err = run(tmp_path, *ONE, "--seeds", "1", *arguments, code=2)
     assert out == "" and err.startswith("error: ") and sentence in err and err.count("\n") == 1
+
+
+def test_names_and_warnings_of_a_dry_run(tmp_path):
+    (tmp_path / "runs" / NAME.format(1)).mkdir(parents=True)
+    config = {"script": "rac_sac", "args": {"total_timesteps": 9000}}
+    (tmp_path / "runs" / NAME.format(1) / "config.json").write_text(json.dumps(config))
+    out, err = run(tmp_path, *ONE, "--seeds", "1", "--dry-run")
+    assert err.startswith("warning: ") and "keeps the total_timesteps (9,000) that it began with" in err
+    assert out.endswith("--total-timesteps 9000\n")
+    flags = [("--utd", "2"), ("--gamma", "1e+0"), ("--wandb-project-name", "my project")]
+    outs = {run(tmp_path, *ONE, "--seeds", "1", "--dry-run", "--", *sum(order, ()))[0] for order in (flags, flags[::-1])}
+    names = {word for out in outs for word in shlex.split(out) if word.startswith("InvertedPendulum-v4__")}
+    assert names == {"InvertedPendulum-v4__smoke_rac_sac+gamma_1e+0+utd_2__1"}  # the same settings, the same runs
+    assert all("--wandb-project-name 'my project'" in out for out in outs)
+    assert experiments.deviations({"gamma": 1.0, "utd": 2}, "rac_sac", "smoke_rac_sac+gamma_1e+0+utd_2", "Ant-v4") == {}
+    assert experiments.label("smoke_rac_sac+gamma_1e+0") == "RAC-SAC (tiny, gamma 1e+0)"
 
 
 @pytest.mark.parametrize("body, code, message", [

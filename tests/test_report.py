@@ -1,6 +1,8 @@
 """benchmark/report.py from the command line, on run directories with known numbers."""
 
 import csv
+import functools
+import importlib
 import json
 import os
 import re
@@ -10,7 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tyro
 from conftest import ROOT
+
+sys.path.insert(0, str(ROOT / "benchmark"))
+import experiments
 
 pytest.importorskip("rliable", reason="benchmark/requirements.txt is not installed")
 BETAS = tuple(f"{0.8 * i / 12:.6g}" for i in range(1, 13))
@@ -24,18 +30,32 @@ def write_csv(path: Path, rows: list[dict]) -> None:
         writer.writerows(rows)
 
 
+@functools.cache
+def arguments_of(script: str, exp_name: str, env_id: str) -> dict:
+    """All arguments that a run of this experiment name has in its config.json; the defaults for an unknown name."""
+    try:
+        flags = experiments.variant(exp_name, env_id)[1].split()
+    except KeyError:
+        flags = []
+    module = importlib.import_module(script)
+    args = module.check_args(tyro.cli(module.Args, args=["--env-id", env_id, *flags]))
+    if getattr(args, "target_entropy", 0.0) is None:
+        args.target_entropy = -float({"Humanoid": 17, "Ant": 8, "Walker2d": 6, "Hopper": 3}[env_id.split("-")[0]])
+    return vars(args)
+
+
 def make_run(root: Path, exp_name: str, env_id: str, seed: int, returns: dict[int, float], script="rac_sac", bias=False,
              total=None, tracked=False, fresh=None, **arguments) -> Path:  # fmt: skip
     """A run directory whose best return at each step is given; the other policies get half of it."""
     path, condition = root / f"{env_id}__{exp_name}__{seed}", CONDITION.get(script, "beta")
     path.mkdir(parents=True)
-    betas = ("0.2",) if script == "vanilla_rac" else BETAS
-    args = {"exp_name": exp_name, "env_id": env_id, "seed": seed, "total_timesteps": total or max(returns), "utd": 20,
-            "q_lr_init": 3e-4 if exp_name == "redq" else 3e-5, "num_eval_policies": 12, "wandb_project_name": "project",
-            "wandb_entity": "team", **arguments}  # fmt: skip
-    if script == "vanilla_rac":
-        del args["num_eval_policies"]
-    config = {"script": script, "args": args, "git_commit": "0123456789abcdef", "device": "a machine"}
+    args = {**arguments_of(script, exp_name, env_id), "exp_name": exp_name, "env_id": env_id, "seed": seed,
+            "total_timesteps": total or max(returns), "wandb_project_name": "project", "wandb_entity": "team"}  # fmt: skip
+    for name, value in arguments.items():
+        args.update({name: value, **({f"eval_{condition}_max": value} if name == f"train_{condition}_max" else {})})
+    largest = args["beta"] if script == "vanilla_rac" else args[f"eval_{condition}_max"]
+    betas = [f"{largest:.6g}"] if script == "vanilla_rac" else [f"{largest * i / 12:.6g}" for i in range(1, 13)]
+    config = {"script": script, "args": args, "git_commit": "0123456789abcdef-dirty", "device": "a machine"}
     (path / "config.json").write_text(json.dumps(config))
     rows = []
     for step, best in returns.items():
@@ -116,6 +136,7 @@ def test_numbers(tmp_path):
 
     fresh = next(t for t in found if "beta*'s return on fresh episodes" in t[0])
     assert fresh[0]["difference"] == "-50" and fresh[0]["beta*'s return on fresh episodes"].startswith(f"{mean - 50:,.0f}")
+    assert {r["commit"] for r in next(t for t in found if "commit" in t[0])} == {"0123456789ab-dirty"}
     speed = next(t for t in found if "steps per second while learning" in t[0])
     assert speed[0]["steps per second while learning"] == "5.0" and speed[0]["device"] == "a machine"
 
@@ -183,6 +204,42 @@ def test_settings_decide_and_not_names_alone(tmp_path):
     assert all("tiny" not in r["algorithm"] for r in scored)
 
 
+def test_ablations_of_what_the_evaluation_follows(tmp_path):
+    """eval_beta_max and eval_k_max are saved filled in; what is varied is train_beta_max and train_k_max alone."""
+    runs = tmp_path / "runs"
+    for seed in (1, 2):
+        for exp_name, script in (("rac_sac", "rac_sac"), ("rac_itm", "rac_itm")):
+            make_run(runs, exp_name, "Humanoid-v4", seed, {5000: 1, 6000: 2}, script=script)
+        make_run(runs, "rac_sac-train_beta_max_0.4", "Humanoid-v4", seed, {5000: 3, 6000: 4})
+        make_run(runs, "rac_itm-train_k_max_3", "Humanoid-v4", seed, {5000: 5, 6000: 6}, script="rac_itm")
+    _, err, text = report(tmp_path, "runs")
+    found = tables(text)
+    assert err == "" and [r["algorithm"] for r in found[0] if "paper only" not in r["algorithm"]] == ["RAC-SAC", "RAC-ITM"]
+    for caption, rows in (("RAC-SAC, varied: a", [("a = 0.4", "4 ± 0"), ("a = 0.8", "2 ± 0")]),
+                          ("RAC-ITM, varied: a", [("a = 2", "2 ± 0"), ("a = 3", "6 ± 0")])):  # fmt: skip
+        panel = next(t for t in found if caption in t[0])
+        assert [(r[caption], r["return"]) for r in panel] == rows
+
+
+def test_one_more_run_narrows_nothing(tmp_path):
+    runs, curve = tmp_path / "runs", {5000: 100, 6000: 200}
+    for env_id in ("Ant-v4", "Walker2d-v4", "Hopper-v4"):
+        make_run(runs, "rac_sac", env_id, 1, curve)
+        make_run(runs, "redq", env_id, 1, curve, script="vanilla_rac")
+    make_run(runs, "vanilla_rac", "Walker2d-v4", 1, curve, script="vanilla_rac")
+    make_run(runs, "rac_sac+my_trick", "Hopper-v4", 1, curve)
+    make_run(runs, "RAC-SAC", "Ant-v4", 1, curve, gamma=0.5)  # another name, the same label
+    _, err, text = report(tmp_path, "runs")
+    found = tables(text)
+    scored = next(t for t in found if "IQM" in t[0])
+    assert [r["algorithm"] for r in scored] == ["RAC-SAC [exp_name rac_sac]", "REDQ"]
+    assert "(Ant-v4 at step 6,000, Walker2d-v4 at step 6,000, Hopper-v4 at step 6,000)" in text
+    for name in ("Vanilla RAC", "RAC-SAC (my trick)", "RAC-SAC [exp_name RAC-SAC]"):
+        assert f"{name} has no run on " in err
+    _, _, text = report(tmp_path, "runs/Ant-v4__rac_sac__1", "runs/Hopper-v4__redq__1")
+    assert tables(text)[1][0]["REDQ (paper only)"] == "28,000"  # REDQ has run, but not where the paper has such values
+
+
 def test_what_cannot_be_used_is_named(tmp_path):
     runs = tmp_path / "runs"
     make_run(runs, "rac_sac", "Hopper-v4", 1, {1000: 5, 2000: 6})
@@ -202,6 +259,16 @@ def test_what_cannot_be_used_is_named(tmp_path):
     (make_run(runs, "lost", "Hopper-v4", 1, {1000: 5}) / "config.json").unlink()
     (make_run(runs, "foreign", "Hopper-v4", 1, {1000: 5}) / "config.json").write_text('{"script": "ppo"}')
     (make_run(runs, "binary", "Hopper-v4", 1, {1000: 5}) / "eval.csv").write_bytes(b"\xff\xfe\x00")
+    twice = make_run(runs, "twice", "Hopper-v4", 1, {1000: 5}) / "eval.csv"
+    twice.write_text(twice.read_text().replace("best_return_std", "step", 1))
+    make_run(runs, "far", "Hopper-v4", 1, {1000: 5, 2000: 6})
+    make_run(runs, "far", "Hopper-v4", 2, {3000: 5, 4000: 6})  # its head is missing
+    apart = make_run(runs, "apart", "Hopper-v4", 1, {1000: 5}) / "config.json"
+    apart.write_text(apart.read_text().replace('"eval_beta_max": 0.8', '"eval_beta_max": 0.4'))
+    for name in ("train.csv", "evaluate.csv"):
+        path = make_run(runs, f"copied {name}", "Hopper-v4", 1, {1000: 5}) / name
+        path.write_bytes((path.parent / "eval.csv").read_bytes())
+    make_run(runs, "odd", "Hopper-v4", 1, {1000: 5}, utd=[1], learning_starts=None, num_critics="10")
     (runs / "empty").mkdir()
     (runs / "notes").mkdir()
     (runs / "notes/todo.txt").write_text("")
@@ -219,6 +286,11 @@ def test_what_cannot_be_used_is_named(tmp_path):
         ("lost__1", "has no config.json"),
         ("foreign__1", "has a damaged config.json, or one that is not of this project"),
         ("binary__1/eval.csv", "cannot be read"),
+        ("twice__1/eval.csv", "names a column twice"),
+        ("far__2", "has no evaluation by step 2,000, the last of another seed: left out"),
+        ("apart__1", "is mixed up: its eval.csv is not one of rac_sac.py"),
+        ("copied train.csv__1/train.csv", "has no column sps"),
+        ("copied evaluate.csv__1/evaluate.csv", "has no column return"),
         ("runs/empty", "is not a run directory"),
         ("runs/notes", "is not a run directory"),
     ):
@@ -227,7 +299,9 @@ def test_what_cannot_be_used_is_named(tmp_path):
     assert all(line.startswith("warning: ") for line in lines) and "Traceback" not in err
     used = [row["run directory"] for row in next(t for t in tables(text) if "run directory" in t[0])]
     names = {Path(name).name for name in used}
-    assert names == {f"Hopper-v4__{n}" for n in ("rac_sac__1", "rac_sac__2", "other__1", "other__2", "cut__1", "rotten__1")}
+    used_names = ("rac_sac__1", "rac_sac__2", "other__1", "other__2", "cut__1", "rotten__1", "far__1", "odd__1",
+                  "copied train.csv__1", "copied evaluate.csv__1")  # fmt: skip
+    assert names == {f"Hopper-v4__{n}" for n in used_names}
     assert "1,000 of 9,000, unfinished" in text and "other [utd 3]" in text and "other [utd 4]" in text
 
 

@@ -1420,7 +1420,7 @@ def run_training(args, run_dir: Path, checkpoint: dict | None, env: FlatEnv, lea
     eval_csv, train_csv, conditions = run_dir / "eval.csv", run_dir / "train.csv", eval_conditions(args)
     step, elapsed, last, tracker, saved_step, saved_time, is_saved = 0, 0.0, {}, None, None, time.time(), False
     episode = {"random_state": "", "actions": [], "return": 0.0}
-    pending = []
+    pending, outcome = [], 1
     if checkpoint:
         step, elapsed, last, pending = (checkpoint[k] for k in ("global_step", "wall_seconds", "last_evaluation", "pending"))
         episode, saved_step = {**checkpoint["episode"], "actions": list(checkpoint["episode"]["actions"].clone().numpy())}, step
@@ -1546,7 +1546,7 @@ def run_training(args, run_dir: Path, checkpoint: dict | None, env: FlatEnv, lea
                 record_episode(args, actor, last[f"best_{CONDITION}"], run_dir, f"step-{step}")
             except UserError as error:
                 say(str(error))
-        outcome = 0 if completed else 255  # which Weights & Biases shows as killed
+        outcome = 0 if completed else 255  # the exit code that Weights & Biases shows as killed
     except Exception as error:
         known = isinstance(error, TrainingError | OSError | torch.OutOfMemoryError)
         if not known and not stopped_by:
@@ -1598,6 +1598,8 @@ def main() -> None:
     """The command line: errors of the user are one sentence and exit code 2, failures of training exit code 1."""
     args = tyro.cli(Args, description=__doc__)
     try:
+        if args.evaluate is not None and args.resume is not None:
+            raise UserError("evaluate and resume were both given; choose one of them.")
         if args.evaluate is not None:
             evaluate_run(args)
             return

@@ -87,7 +87,7 @@ def publish(tables: list, groups: list, path: Path, entity: str | None, project:
     if left_out:
         print(f"warning: {left_out} runs were not tracked and are not in the Weights & Biases report's panels", file=sys.stderr)
     runs = [run for group in tracked for run in group.runs]
-    of_runs = {name: {run.args.get(f"wandb_{name}") for run in runs} - {None} for name in ("entity", "project_name")}
+    of_runs = {name: {run.args.get(f"wandb_{name}") for run in runs} - {None, ""} for name in ("entity", "project_name")}
     project = project or min(of_runs["project_name"], default=None)
     if project is None:
         print("not published: these runs do not name their project; give --project", file=sys.stderr)

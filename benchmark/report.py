@@ -202,6 +202,9 @@ def load_run(path: Path, warn) -> Run | None:
     commit, device = (str(config.get(name) or "unknown") for name in ("git_commit", "device"))
     train = read_csv(path / "train.csv", warn, ("step", "sps"))
     fresh = read_csv(path / "evaluate.csv", warn, ("step", "return", "best_in_training"))
+    if len(fresh) and fresh.index[0] not in evaluations.index:
+        warn(f"{path / 'evaluate.csv'} is of step {fresh.index[0]:,}, at which eval.csv has no evaluation: left out.")
+        fresh = pd.DataFrame()
     return Run(path, script, told, args, commit, device, evaluations, train, fresh)
 
 
@@ -243,6 +246,11 @@ def find_runs(paths, warn) -> list[Run]:
     return list(unique.values())
 
 
+def plain(text: str) -> str:
+    """In one line, and without the $ between which matplotlib would read mathematics."""
+    return " ".join(text.replace("$", "").split())
+
+
 def group_runs(runs: list[Run], warn) -> list[Group]:
     """Runs by environment and experiment name, in the paper's order; other settings under one name are told apart."""
     groups = {}
@@ -262,7 +270,7 @@ def group_runs(runs: list[Run], warn) -> list[Group]:
             # Also where all runs of a name agree with each other, but not with what the name stands for.
             shown = {**group.deviations(name), **group.told_apart_by}
             text = label(name) + (f" [{', '.join(f'{key} {value}' for key, value in shown.items())}]" if shown else "")
-            group.label = " ".join(text.replace("$", "").split())  # matplotlib would read mathematics between two $
+            group.label = plain(text)
         if len(same) > 1:
             where = "; ".join(str(group.runs[0].path) for group in same)
             warn(f"runs of {name} on {env_id} differ in {', '.join(differing)} and are shown apart ({where}).")
@@ -270,8 +278,9 @@ def group_runs(runs: list[Run], warn) -> list[Group]:
         names = {other.exp_name for other in groups.values() if other.label == group.label}
         if len(names) > 1:
             warn(f"runs of {' and of '.join(sorted(names))} are called alike and told apart by their experiment names.")
-            for other in [other for other in groups.values() if other.exp_name in names and other.label == group.label]:
-                other.label += f" [exp_name {other.exp_name}]"
+            alike = [other for other in groups.values() if other.label == group.label]
+            for other in alike:
+                other.label += f" [exp_name {plain(other.exp_name)}]"
         seeds = {}
         for run in sorted(group.runs, key=lambda run: (run.last, str(run.path))):
             if run.seed in seeds:
@@ -316,8 +325,8 @@ def score_matrices(groups: list[Group], paper: pd.DataFrame, warn) -> tuple[dict
     """Algorithm -> returns (seeds, environments) over the paper's RAC-SAC return; environment -> the step they are taken at.
 
     That is the last step that all of these runs have. Every algorithm has all of these environments, and as many seeds as in
-    its poorest; so that one more algorithm or environment does not narrow the comparison, what is compared is the choice
-    with most pairs of algorithm and environment. Tiny runs count only where there are no others.
+    its poorest; so that one more algorithm or environment does not narrow the comparison, what is compared is the choice of
+    two algorithms or more with most pairs of algorithm and environment. Tiny runs count only where there are no others.
     """
     paper = paper[paper["algorithm"] == "RAC-SAC"].set_index("env")["mean_return"]
     usable = [group for group in groups if short_name(group.env_id) in paper.index]
@@ -327,15 +336,16 @@ def score_matrices(groups: list[Group], paper: pd.DataFrame, warn) -> tuple[dict
     for group in usable:
         ran_on.setdefault(group.label, {})[group.env_id] = group
     choices = {frozenset(a.keys() & b.keys()) for a in ran_on.values() for b in ran_on.values()} or {frozenset()}
-    pairs = {choice: len(choice) * sum(choice <= mine.keys() for mine in ran_on.values()) for choice in choices}
-    env_ids = sorted(max(choices, key=lambda choice: (pairs[choice], len(choice), sorted(choice))), key=env_order)
+    many = {choice: sum(choice <= mine.keys() for mine in ran_on.values()) if choice else 0 for choice in choices}
+    best = max(choices, key=lambda choice: (many[choice] > 1, many[choice] * len(choice), len(choice), sorted(choice)))
+    env_ids = sorted(best, key=env_order)
     complete = {name: mine for name, mine in ran_on.items() if mine.keys() >= set(env_ids)} if env_ids else {}
     for name in [name for name in ran_on if name not in complete]:
         missing = ", ".join(env_id for env_id in env_ids if env_id not in ran_on[name])
         warn(f"{name} has no run on {missing}: left out of the aggregate scores.")
     left = sorted({group.env_id for group in usable} - set(env_ids), key=env_order)
     if left:
-        warn(f"fewer algorithms ran on {', '.join(left)}: left out of the aggregate scores.")
+        warn(f"not all compared algorithms ran on {', '.join(left)}: left out of the aggregate scores.")
     steps = {env_id: min(mine[env_id].last for mine in complete.values()) for env_id in env_ids} if complete else {}
     scores = {}
     for name, mine in complete.items():
@@ -463,8 +473,8 @@ def fresh_table(groups: list[Group]):
         pairs = []
         for run in group.runs:
             best = run.fresh[run.fresh["best_in_training"] == 1] if len(run.fresh) else run.fresh
-            if len(best):  # of the checkpoint's step: best at the last evaluation up to there
-                pairs.append((run.eval["best_return"].loc[: int(best.index[0])].iloc[-1], best["return"].iloc[0]))
+            if len(best):
+                pairs.append((run.eval["best_return"].loc[int(best.index[0])], best["return"].iloc[0]))
         if pairs:
             headline, fresh = np.array(pairs).T
             rows.append(
@@ -828,7 +838,9 @@ def build(options: Options, groups: list[Group], warned: list[str], warn) -> Rep
     if table[1]:
         report.table(table)
     else:
-        report.text("No run has an evaluate.csv, which `python rac_sac.py --evaluate RUN` writes.")
+        report.text(
+            "No run has an evaluate.csv of a step of its eval.csv; the former is what `python rac_sac.py --evaluate RUN` writes."
+        )
     report.heading("Speed")
     report.table(speed_table(groups))
     report.heading("Runs")

@@ -271,7 +271,8 @@ class Driver:
         self.task = ray.remote(num_cpus=options.cpus_per_run, num_gpus=options.gpus_per_run, max_retries=0)(run_job)
         self.done = [job for job in jobs if is_done(job)]
         self.stop_file = options.run_root.resolve() / f".stop-{socket.gethostname()}-{os.getpid()}"
-        self.stop_file.unlink(missing_ok=True)  # of a driver that was killed while it stopped, in a container like this one
+        with contextlib.suppress(OSError):
+            self.stop_file.unlink()  # of a driver that was killed while it stopped, in a container like this one
         self.failed, self.running = [], {}  # running: task -> job, waiting for a free place included
 
     def submit(self, job: dict) -> None:
@@ -456,10 +457,14 @@ def main() -> None:
             raise UserError(f"total_timesteps is {options.total_timesteps}; it must be at least 1.")
         if options.gpus_per_run > 1 and options.gpus_per_run % 1:
             raise UserError(f"gpus_per_run is {options.gpus_per_run}; it must be at most 1 or a whole number.")
+        if options.run_root.exists() and not options.run_root.is_dir():
+            raise UserError(f"run_root {options.run_root} is not a folder.")
         for_all = flags_for_all(words[end + 1 :])
         jobs = make_jobs(options, for_all)
         for job in jobs:
             too_late = check_existing(job, for_all)
+            if not is_done(job):  # a run that was begun for more steps goes on to them
+                job["steps"] = max(job["steps"], (read_config(Path(job["run_dir"])) or {}).get("total_timesteps") or 0)
             if too_late:
                 print(f"warning: {too_late}", file=sys.stderr)
         if options.dry_run:

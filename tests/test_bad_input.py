@@ -41,6 +41,7 @@ WRONG = [
     (["--buffer-size", "1000000000000"], r"a replay of \d+\.\d GiB \(buffer_size 1000000000000\) does not fit on cpu, which has"),
     (["--resume", "nowhere"], r"nowhere/config.json is missing or damaged; give the directory of a run"),
     (["--evaluate", "nowhere"], r"nowhere/checkpoint.pt does not exist"),
+    (["--evaluate", "nowhere", "--resume", "nowhere"], r"evaluate and resume were both given; choose one of them"),
     (["--no-autotune", "--alpha", "-1"], r"alpha is -1.0; it must be finite and not negative"),
 ]  # fmt: skip
 

@@ -154,6 +154,7 @@ def test_every_experiment_is_what_the_paper_ran(tmp_path, monkeypatch, capsys):
     (("--total-timesteps", "0"), "total_timesteps is 0"),
     (("--experiment", "utd", "--", "--utd", "5"), "utd after -- is what the runs of utd differ in"),
     (("--run-root", "other"), "was made with utd 7, and this grid wants 1"),
+    (("--run-root", "file"), "run_root file is not a folder"),
     (("--run-root", "broken"), "has no readable config.json"),
 ])  # fmt: skip
 def test_wrong_arguments(tmp_path, arguments, sentence):
@@ -164,6 +165,7 @@ def test_wrong_arguments(tmp_path, arguments, sentence):
     ):
         (tmp_path / root / NAME.format(1)).mkdir(parents=True)
         (tmp_path / root / NAME.format(1) / "config.json").write_text(content)
+    (tmp_path / "file").touch()
     out, err = run(tmp_path, *ONE, "--seeds", "1", *arguments, code=2)
     assert out == "" and err.startswith("error: ") and sentence in err and err.count("\n") == 1
 

@@ -239,6 +239,10 @@ def test_one_more_run_narrows_nothing(tmp_path):
     _, _, text = report(tmp_path, "runs/Ant-v4__rac_sac__1", "runs/Hopper-v4__redq__1")
     assert tables(text)[1][0]["REDQ (paper only)"] == "28,000"  # REDQ has run, but not where the paper has such values
 
+    alone = [*runs.glob("*__rac_sac__1"), make_run(tmp_path / "few", "rac_td3", "Hopper-v4", 1, curve, script="rac_td3")]
+    scored = next(t for t in tables(report(tmp_path, *alone)[2]) if "IQM" in t[0])
+    assert [r["algorithm"] for r in scored] == ["RAC-SAC", "RAC-TD3"]  # not the one with most environments by itself
+
 
 def test_what_cannot_be_used_is_named(tmp_path):
     runs = tmp_path / "runs"
@@ -269,6 +273,10 @@ def test_what_cannot_be_used_is_named(tmp_path):
         path = make_run(runs, f"copied {name}", "Hopper-v4", 1, {1000: 5}) / name
         path.write_bytes((path.parent / "eval.csv").read_bytes())
     make_run(runs, "odd", "Hopper-v4", 1, {1000: 5}, utd=[1], learning_starts=None, num_critics="10")
+    early = make_run(runs, "early", "Hopper-v4", 1, {1000: 5}, fresh=4) / "evaluate.csv"
+    early.write_text(early.read_text().replace("1000,", "700,"))
+    make_run(runs, "a$_$", "Hopper-v4", 1, {1000: 5})
+    make_run(runs, "a_", "Hopper-v4", 1, {1000: 5})
     (runs / "empty").mkdir()
     (runs / "notes").mkdir()
     (runs / "notes/todo.txt").write_text("")
@@ -291,6 +299,8 @@ def test_what_cannot_be_used_is_named(tmp_path):
         ("apart__1", "is mixed up: its eval.csv is not one of rac_sac.py"),
         ("copied train.csv__1/train.csv", "has no column sps"),
         ("copied evaluate.csv__1/evaluate.csv", "has no column return"),
+        ("early__1/evaluate.csv", "is of step 700, at which eval.csv has no evaluation"),
+        ("a$_$ and of a_", "are called alike"),
         ("runs/empty", "is not a run directory"),
         ("runs/notes", "is not a run directory"),
     ):
@@ -300,7 +310,7 @@ def test_what_cannot_be_used_is_named(tmp_path):
     used = [row["run directory"] for row in next(t for t in tables(text) if "run directory" in t[0])]
     names = {Path(name).name for name in used}
     used_names = ("rac_sac__1", "rac_sac__2", "other__1", "other__2", "cut__1", "rotten__1", "far__1", "odd__1",
-                  "copied train.csv__1", "copied evaluate.csv__1")  # fmt: skip
+                  "copied train.csv__1", "copied evaluate.csv__1", "early__1", "a$_$__1", "a___1")  # fmt: skip
     assert names == {f"Hopper-v4__{n}" for n in used_names}
     assert "1,000 of 9,000, unfinished" in text and "other [utd 3]" in text and "other [utd 4]" in text
 

@@ -342,6 +342,19 @@ def test_offline_tracking_holds_the_history(cli):
         assert {"losses/alpha", "losses/alpha_loss", "eval/return_0.8", "eval/alpha_0.8"} <= names
 
 
+def test_tracked_runs_end_as_what_they_are(cli):
+    """Exit code 1 where training fails, 255 (killed) where it is stopped: neither is finished."""
+    failed = cli.run("--env-id", "toy_envs:InfReward-v0", "--run-name", "failed", *cli.tiny, "--track", code=1)
+    assert "became non-finite" in failed.stderr or "non-finite reward" in failed.stderr
+    assert "Traceback" not in failed.stderr
+    process = cli.start("--env-id", "Hopper-v4", "--run-name", "stopped", *cli.tiny, "--track")
+    wait_until(lambda: last_step(cli.folder / "runs/stopped/train.csv") > 250)
+    kill(process, signal.SIGTERM)
+    for name, code in (("failed", 1), ("stopped", 255)):
+        (path,) = (cli.folder / "runs" / name / "wandb").glob("offline-run-*/*.wandb")
+        assert [r.exit.exit_code for r in wandb_records(path) if r.WhichOneof("record_type") == "exit"] == [code]
+
+
 # ------------------------------------------------------------------------------------------------------------ compilation
 def test_no_compiler_falls_back_to_eager(cli):
     cli.env.update(CXX="no-such-compiler", TORCHINDUCTOR_CACHE_DIR=str(cli.folder.parent / "empty"))

@@ -16,6 +16,8 @@ TINY = """
 SCRIPTS = ("rac_sac", "rac_td3", "vanilla_rac", "rac_itm")
 CONDITIONS = {"rac_sac": "beta", "rac_td3": "beta", "vanilla_rac": "beta", "rac_itm": "k"}
 every_script = pytest.mark.parametrize("cli", SCRIPTS, indirect=True)
+# What is shared text in all scripts, where only a family of policies and a single policy are different cases.
+family_and_single = pytest.mark.parametrize("cli", ("rac_sac", "vanilla_rac"), indirect=True)
 
 
 class CommandLine:

@@ -6,7 +6,7 @@ import resource
 
 import pytest
 import torch
-from conftest import every_script, kill, messages, rows_of, wait_until
+from conftest import kill, messages, rows_of, wait_until
 
 import rac_sac
 
@@ -86,7 +86,6 @@ def test_tyro_answers_what_is_not_an_argument(cli):
     assert "--utdd" in cli.run("--utdd", "3", code=2).stderr
 
 
-@every_script
 def test_damaged_and_foreign_checkpoints(cli):
     run_dir = cli.train("run", "--total-timesteps", "250")
     path, config = run_dir / "checkpoint.pt", run_dir / "config.json"

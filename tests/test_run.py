@@ -20,6 +20,7 @@ from conftest import (
     ROOT,
     children,
     every_script,
+    family_and_single,
     kill,
     last_step,
     messages,
@@ -252,7 +253,7 @@ def test_resume_says_when_it_cannot_be_exact(cli):
 
 
 # ----------------------------------------------------------------------------------------------------- evaluate and video
-@every_script
+@family_and_single
 def test_evaluate_and_video(cli):
     run_dir = cli.train("run", "--total-timesteps", "300", "--capture-video")
     condition, count = CONDITIONS[cli.name], 1 if cli.name == "vanilla_rac" else 3
@@ -304,7 +305,7 @@ def test_tracking_without_network(cli):
     assert list((cli.folder / "runs/run/wandb").glob("offline-run-*/*.wandb"))
 
 
-@every_script
+@family_and_single
 def test_offline_tracking_holds_the_history(cli):
     result = cli.run("--env-id", "Hopper-v4", "--run-name", "run", *cli.tiny, "--total-timesteps", "300", "--track")
     run_dir = cli.folder / "runs" / "run"

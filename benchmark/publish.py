@@ -1,7 +1,7 @@
 """A Weights & Biases report of tracked runs: curves by algorithm and environment, the family of policies, the report's tables.
 
-Used by `report.py --publish`. The specification is built without login or network and always written to disk; publishing it
-needs a key (`wandb login`).
+Used by `report.py --publish`. The specification is built without login or network and written to disk; publishing it needs
+a key (`wandb login`).
 """
 
 import json

@@ -115,7 +115,7 @@ class Group:
 
     @property
     def last(self) -> int:
-        """The last step at which all seeds were evaluated; where there is none, the first seed's end."""
+        """The last step at which all seeds were evaluated; where there is none, the earliest end of a seed."""
         common = set.intersection(*(set(run.eval.index) for run in self.runs))
         return int(max(common, default=min(run.last for run in self.runs)))
 
@@ -167,8 +167,9 @@ def of_policies(frame: pd.DataFrame, what: str) -> dict[str, float]:
     """The columns what_CONDITION of an eval.csv and their conditions."""
     found = {}
     for name in frame:
-        with contextlib.suppress(ValueError):
-            found[name] = float(name.removeprefix(f"{what}_"))
+        with contextlib.suppress(ValueError):  # return_std of somebody's own script is none of them
+            if name.startswith(f"{what}_"):
+                found[name] = float(name.removeprefix(f"{what}_"))
     return found
 
 

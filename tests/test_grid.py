@@ -260,6 +260,7 @@ def test_stopped_and_killed_driver_goes_on(tmp_path):
     wait_until(lambda: last_step(run_dir / "train.csv") > stopped)
     process.kill()
     process.communicate()
+    wait_until(lambda: not scripts_of(tmp_path, 1), 60)
     wait_until(lambda: not processes_of(tmp_path), 150)  # Ray's own agent sometimes waits a minute for its connections to end
     assert len(re.findall(r"stopped at step \d+; go on with", Path(f"{run_dir}.log").read_text())) == 2
 

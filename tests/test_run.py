@@ -346,8 +346,7 @@ def test_offline_tracking_holds_the_history(cli):
 def test_tracked_runs_end_as_what_they_are(cli):
     """Exit code 1 where training fails, 255 (killed) where it is stopped: neither is finished."""
     failed = cli.run("--env-id", "toy_envs:InfReward-v0", "--run-name", "failed", *cli.tiny, "--track", code=1)
-    assert "became non-finite" in failed.stderr or "non-finite reward" in failed.stderr
-    assert "Traceback" not in failed.stderr
+    assert "non-finite reward" in failed.stderr and "Traceback" not in failed.stderr
     process = cli.start("--env-id", "Hopper-v4", "--run-name", "stopped", *cli.tiny, "--track")
     wait_until(lambda: last_step(cli.folder / "runs/stopped/train.csv") > 250)
     kill(process, signal.SIGTERM)

@@ -1537,7 +1537,7 @@ def run_training(args, run_dir: Path, checkpoint: dict | None, env: FlatEnv, lea
                 record_episode(args, actor, last[f"best_{CONDITION}"], run_dir, f"step-{step}")
             except UserError as error:
                 say(str(error))
-        outcome = 0 if completed else 255  # the exit code that Weights & Biases shows as killed
+        outcome = 0 if completed else 255  # wandb's own exit code of an interrupted run
     except Exception as error:
         known = isinstance(error, TrainingError | OSError | torch.OutOfMemoryError)
         if not known and not stopped_by:

@@ -10,7 +10,7 @@ from conftest import every_script
 def test_inverted_pendulum(cli):
     """Balanced for the whole episode, however many of the steps it takes, which the seed decides."""
     arguments = """
-    --env-id InvertedPendulum-v4 --run-name run --total-timesteps 10000 --learning-starts 1000 --batch-size 128
+    --env-id InvertedPendulum-v4 --run-name run --total-timesteps 6000 --learning-starts 1000 --batch-size 128
     --hidden-dim 64 --num-critics 5 --utd 10 --policy-lr 1e-3 --q-lr 1e-3 --q-lr-init 1e-3
     --eval-frequency 500 --eval-episodes 5""".split()
     arguments += [] if cli.name == "vanilla_rac" else ["--num-eval-policies", "4"]

@@ -184,7 +184,7 @@ class Args:
     eval_beta_max: float | None = None
     """largest evaluated beta; by default train_beta_max (the paper's text says explore_beta_max)"""
     eval_workers: int | None = None
-    """evaluation processes; by default half the cores, at most 12; the results do not depend on it"""
+    """evaluation processes; by default half the cores, at most 12; 0: evaluate in this process; results do not depend on it"""
     bias_frequency: int = 0
     """environment steps between measurements of the normalised value bias, a multiple of eval_frequency; 0: never"""
 
@@ -230,12 +230,12 @@ def check_args(args: Args) -> Args:
         value = getattr(args, field.name)
         if field.type in (float, float | None) and value is not None:
             setattr(args, field.name, float(value))  # a program may have given an integer
-    counts = ("utd", "batch_size", "hidden_dim", "num_eval_policies", "eval_episodes", "eval_frequency", "eval_workers")
+    counts = ("utd", "batch_size", "hidden_dim", "num_eval_policies", "eval_episodes", "eval_frequency")
     for field in [name for name in counts if name in has]:
         check(getattr(args, field) >= 1, f"{field} is {getattr(args, field)}; it must be at least 1.")
     for field in ("gamma", "tau"):
         check(0 < getattr(args, field) <= 1, f"{field} is {getattr(args, field)}; it must be in (0, 1].")
-    for field in ("learning_starts", "bias_frequency", "seed", "checkpoint_seconds"):
+    for field in ("learning_starts", "bias_frequency", "seed", "checkpoint_seconds", "eval_workers"):
         check(getattr(args, field) >= 0, f"{field} is {getattr(args, field)}; it must not be negative.")
     for field in [name for name in has if name.endswith(("_lr", "_lr_init", "_noise", "_clip"))]:
         value = getattr(args, field)
@@ -570,7 +570,7 @@ class Learner:
             raise UserError(f"a replay of {size / 2**30:.1f} GiB (buffer_size {args.buffer_size}) does not fit on {device}, "
                             f"which has {there / 2**30:.1f} GiB; choose a smaller buffer_size.") from None
         cuda = device.type == "cuda"
-        self.row = torch.empty(width, pin_memory=cuda)
+        self.row, self.row_sent = torch.empty(width, pin_memory=cuda), torch.cuda.Event() if cuda else None
         self.host_obs = torch.empty(1, obs_dim, pin_memory=cuda)
         self.obs = torch.zeros(1, obs_dim, device=device)
         self.action = torch.zeros(action_dim + 1, device=device)
@@ -589,9 +589,13 @@ class Learner:
     def store(self, step, obs, action, reward, terminated, next_obs):
         """Write the transition of environment step `step` (counted from 0) over the oldest one."""
         row, obs_dim, action_dim = self.row.numpy(), self.obs_dim, self.action_dim
+        if self.row_sent:
+            self.row_sent.synchronize()  # the copy of the row before; in training it has long been done
         row[:obs_dim], row[obs_dim : obs_dim + action_dim], row[-obs_dim:] = obs, action, next_obs
         row[obs_dim + action_dim], row[obs_dim + action_dim + 1] = reward, terminated
         self.replay[step % len(self.replay)].copy_(self.row, non_blocking=True)
+        if self.row_sent:
+            self.row_sent.record()
         self.state["size"].fill_(min(step + 1, len(self.replay)))
 
     def random_action(self) -> np.ndarray:
@@ -932,12 +936,40 @@ def record_episode(args: Args, actor, condition, run_dir: Path, name: str) -> No
         raise UserError(f"no video could be recorded: {first_line(error)}.") from None
 
 
-def work(connection, args: Args, conditions: list[float], seeds: list[int]) -> None:
+class Player:
+    """Plays the tasks of evaluations, with the same numbers in a worker process and in the training process."""
+
+    def __init__(self, args: Args, seeds: list[int]):
+        self.args, self.seeds, self.conditions, self.envs, self.endless_envs = args, seeds, eval_conditions(args), [], []
+
+    def play(self, step: int, kind: str, i: int, actor: torch.Tensor, critic: torch.Tensor | None, alpha: float):
+        """The returns (E,) of policy i with the parameters actor (P,), or, where kind is bias, its value bias (mean, std)."""
+        args, threads, precision = self.args, torch.get_num_threads(), torch.get_float32_matmul_precision()
+        torch.set_num_threads(1)
+        torch.set_float32_matmul_precision("highest")
+        try:
+            if not self.envs:
+                self.envs = [FlatEnv(args.env_id) for _ in range(args.eval_episodes)]
+                self.networks = build_networks(args, self.envs[0].obs_dim, self.envs[0].action_dim)
+            actor = self.networks["actor"].bind(actor)
+            if kind == "returns":
+                return play_returns(self.envs, actor, self.conditions[i], self.seeds)
+            if not self.endless_envs:
+                self.endless_envs = [FlatEnv(args.env_id, max_episode_steps=-1) for _ in range(BIAS_CONTINUATIONS)]
+            critic, seed = self.networks["critic"].bind(critic), seeds_for(args.seed, 2 + step, 1)[0]
+            return measure_bias(args, self.envs[0], self.endless_envs, actor, critic, self.conditions[i], alpha, seed)
+        except Exception as error:
+            raise TrainingError(f"the evaluation of step {step} failed: {first_line(error)}") from error
+        finally:
+            torch.set_num_threads(threads)
+            torch.set_float32_matmul_precision(precision)
+
+
+def work(connection, args: Args, seeds: list[int]) -> None:
     """A worker process: plays the tasks that come through the pipe, one at a time, until the pipe closes."""
-    torch.set_num_threads(1)
     if hasattr(os, "nice"):
         os.nice(10)  # training goes first: its threads wait for each other; at 19 the workers would starve
-    tasks, envs, endless_envs = queue.SimpleQueue(), [], []
+    tasks, player = queue.SimpleQueue(), Player(args, seeds)
 
     def receive() -> None:
         try:
@@ -948,27 +980,19 @@ def work(connection, args: Args, conditions: list[float], seeds: list[int]) -> N
 
     threading.Thread(target=receive, daemon=True).start()
     connection.send((None, None))  # ready
-    networks = None
     while True:
-        (step, kind, i), actor, critic, alpha = tasks.get()
+        task, actor, critic, alpha = tasks.get()
         try:
-            if not envs:
-                envs = [FlatEnv(args.env_id) for _ in range(args.eval_episodes)]
-                networks = build_networks(args, envs[0].obs_dim, envs[0].action_dim)
-            if kind == "returns":
-                result = play_returns(envs, networks["actor"].bind(torch.from_numpy(actor)), conditions[i], seeds)
-            else:
-                endless_envs = endless_envs or [FlatEnv(args.env_id, max_episode_steps=-1) for _ in range(BIAS_CONTINUATIONS)]
-                bound = [networks[name].bind(torch.from_numpy(w)) for name, w in (("actor", actor), ("critic", critic))]
-                seed = seeds_for(args.seed, 2 + step, 1)[0]
-                result = measure_bias(args, envs[0], endless_envs, *bound, conditions[i], alpha, seed)
-        except Exception as error:
-            result = f"the evaluation of step {step} failed: {first_line(error)}"
-        connection.send(((step, kind, i), result))
+            result = player.play(*task, torch.from_numpy(actor), None if critic is None else torch.from_numpy(critic), alpha)
+        except TrainingError as error:
+            result = str(error)
+        connection.send((task, result))
 
 
 class Evaluator:
     """Plays evaluations in args.eval_workers processes beside training and hands them back whole, in step order.
+
+    Without workers, poll() plays one policy at a time in this process.
 
     An evaluation is a dict: step, wall_seconds, actor (P,), alphas [H] (empty without temperature) and critic (P,), or None
     where no bias is due.
@@ -977,7 +1001,7 @@ class Evaluator:
 
     def __init__(self, args: Args, seeds: list[int], say):
         self.args, self.seeds, self.say, self.conditions = args, seeds, say, eval_conditions(args)
-        self.pending, self.tasks, self.deaths, self.workers = [], deque(), 0, []
+        self.pending, self.tasks, self.deaths, self.workers, self.player = [], deque(), 0, [], Player(args, seeds)
 
     def __enter__(self):
         self.workers = [self._start_worker() for _ in range(self.args.eval_workers)]
@@ -997,8 +1021,11 @@ class Evaluator:
 
     def poll(self, seconds: float = 0.0) -> list[dict]:
         """Wait up to `seconds` for results; return the evaluations that are complete, in step order."""
+        if not self.workers and self.tasks:
+            task = self.tasks.popleft()
+            self._accept(*task, self.player.play(*task, *self._inputs(*task)))
         by_connection = {worker["connection"]: worker for worker in self.workers}
-        for connection in wait_for_connections(list(by_connection), seconds):
+        for connection in wait_for_connections(list(by_connection), seconds) if by_connection else ():
             worker = by_connection[connection]
             try:
                 task, result = connection.recv()
@@ -1022,7 +1049,7 @@ class Evaluator:
     def _start_worker(self) -> dict:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
-        process = context.Process(target=work, args=(theirs, self.args, self.conditions, self.seeds), daemon=True)
+        process = context.Process(target=work, args=(theirs, self.args, self.seeds), daemon=True)
         saved, can_mask = {name: os.environ.get(name) for name in WORKER_ENVIRONMENT}, hasattr(signal, "pthread_sigmask")
         os.environ.update(WORKER_ENVIRONMENT)
         if can_mask:  # inherited by the worker: Ctrl-C in a terminal is for training alone
@@ -1038,6 +1065,12 @@ class Evaluator:
         theirs.close()
         return {"process": process, "connection": ours, "tasks": [None]}  # None: it has not said yet that it is ready
 
+    def _inputs(self, step: int, kind: str, i: int) -> tuple:
+        """Actor (P,), critic (P,) or None, and temperature of a task."""
+        evaluation = next(e for e in self.pending if e["step"] == step)
+        alpha = evaluation["alphas"][i] if evaluation["alphas"] else 0.0
+        return evaluation["actor"], evaluation["critic"] if kind == "bias" else None, alpha
+
     def _accept(self, step: int, kind: str, i: int, result) -> None:
         evaluation = next(e for e in self.pending if e["step"] == step)
         if kind == "bias":
@@ -1051,13 +1084,11 @@ class Evaluator:
         for depth in (1, 2):  # a second task waits at the worker, so that no worker waits for the next poll
             for worker in list(self.workers):
                 if self.tasks and len(worker["tasks"]) < depth and None not in worker["tasks"]:
-                    step, kind, i = task = self.tasks.popleft()
+                    task = self.tasks.popleft()
                     worker["tasks"].append(task)
-                    evaluation = next(e for e in self.pending if e["step"] == step)
-                    actor, critic = evaluation["actor"].numpy(), evaluation["critic"].numpy() if kind == "bias" else None
-                    alpha = evaluation["alphas"][i] if evaluation["alphas"] else 0.0
+                    actor, critic, alpha = self._inputs(*task)
                     try:
-                        worker["connection"].send((task, actor, critic, alpha))
+                        worker["connection"].send((task, actor.numpy(), None if critic is None else critic.numpy(), alpha))
                     except OSError:
                         self._replace(worker)
 

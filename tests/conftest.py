@@ -1,3 +1,5 @@
+import contextlib
+import importlib.util
 import os
 import re
 import signal
@@ -6,52 +8,177 @@ import sys
 import time
 from pathlib import Path
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: networks are tiny, and tests run side by side
+
+import filelock
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = """
---no-compile --total-timesteps 500 --learning-starts 200 --q-lr-warmup-end 300 --batch-size 32 --hidden-dim 8 --utd 1
---num-critics 3 --buffer-size 500 --eval-frequency 100 --eval-episodes 2 --eval-workers 1
+--no-compile --cuda False --total-timesteps 500 --learning-starts 200 --q-lr-warmup-end 300 --batch-size 32 --hidden-dim 8
+--utd 1 --num-critics 3 --buffer-size 500 --eval-frequency 100 --eval-episodes 2 --eval-workers 0
 """.split()
 SCRIPTS = ("rac_sac", "rac_td3", "vanilla_rac", "rac_itm")
 CONDITIONS = {"rac_sac": "beta", "rac_td3": "beta", "vanilla_rac": "beta", "rac_itm": "k"}
 every_script = pytest.mark.parametrize("cli", SCRIPTS, indirect=True)
-# What is shared text in all scripts, where only a family of policies and a single policy are different cases.
-family_and_single = pytest.mark.parametrize("cli", ("rac_sac", "vanilla_rac"), indirect=True)
 
 
+def slow_but(*fast: str):
+    """All four scripts, those that are not named with the slow tests: for what is the same text in all of them."""
+    params = [name if name in fast else pytest.param(name, marks=pytest.mark.slow) for name in SCRIPTS]
+    return pytest.mark.parametrize("cli", params, indirect=True)
+
+
+# ------------------------------------------------------------------------------------------------------ tests of a script
+def pytest_addoption(parser):
+    parser.addoption("--script", help="a copy of one of the scripts; test_method.py tests its mathematics in place of theirs")
+
+
+def script_to_test(config) -> Path | None:
+    given = config.getoption("--script")
+    return (config.invocation_params.dir / given).resolve() if given else None
+
+
+def pytest_configure(config):
+    path = script_to_test(config)
+    if path and not path.is_file():
+        raise pytest.UsageError(f"--script: there is no file {path}")
+
+
+def load_script(path: Path):
+    """A script as a module, by the path of its file."""
+    name = path.stem
+    if name not in sys.modules or Path(sys.modules[name].__file__) != path:
+        spec = importlib.util.spec_from_file_location(name, path)
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+def pytest_generate_tests(metafunc):
+    """The argument `script` of a test: each of the four scripts, or that of --script, where they are of its `kinds`."""
+    if "script" not in metafunc.fixturenames:
+        return
+    import access
+
+    given, marker = script_to_test(metafunc.config), metafunc.definition.get_closest_marker("kinds")
+    modules = [load_script(path) for path in ([given] if given else [ROOT / f"{name}.py" for name in SCRIPTS])]
+    metafunc.parametrize("script", [m for m in modules if marker is None or access.kind_of(m) in marker.args],
+                         ids=lambda module: module.__name__)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def settings_of_torch():
+    """What a run sets for its whole process is put back after each test that runs one in this process."""
+    import torch
+
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    yield
+    torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision(precision)
+
+
+# ----------------------------------------------------------------------------------------------------- tests of a program
 class CommandLine:
     """Runs a script as a user would, in an empty folder, without a GPU or network for Weights & Biases."""
 
-    def __init__(self, folder: Path, name: str):
+    def __init__(self, folder: Path, name: str, monkeypatch, capsys):
         self.folder, self.name, self.script = folder, name, ROOT / f"{name}.py"
+        self.monkeypatch, self.capsys = monkeypatch, capsys
         self.tiny = TINY if name == "vanilla_rac" else [*TINY, "--num-eval-policies", "3"]  # vanilla has one policy
-        hidden = ("WANDB_API_KEY", "WANDB_MODE", "DISPLAY", "MUJOCO_GL")
-        self.env = {k: v for k, v in os.environ.items() if k not in hidden}
-        self.env.update(PYTHONPATH=str(ROOT / "tests"), HOME=str(folder.parent), OMP_NUM_THREADS="1", COLUMNS="120")
+        self.env = environment(HOME=str(folder.parent))
 
     def start(self, *arguments: str, **options) -> subprocess.Popen:
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
         return subprocess.Popen([sys.executable, str(self.script), *map(str, arguments)], cwd=self.folder, env=self.env,
-                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                **options)  # fmt: skip
+                                stdin=subprocess.DEVNULL, **options)  # fmt: skip
 
     def run(self, *arguments: str, code: int = 0, **options) -> subprocess.CompletedProcess:
+        """The script with these arguments, in a process of its own."""
         process = self.start(*arguments, **options)
         out, err = process.communicate(timeout=500)
         assert process.returncode == code, f"exit code {process.returncode}, wanted {code}\n{out}\n{err}"
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
-    def train(self, name: str, *arguments: str, env_id: str = "Hopper-v4", **options) -> Path:
-        self.run("--env-id", env_id, "--run-name", name, *self.tiny, *arguments, **options)
+    def call(self, *arguments: str, code: int = 0) -> subprocess.CompletedProcess:
+        """The same by its main(), in this process: saves the seconds in which a process starts and imports torch."""
+        self.capsys.readouterr()  # what was printed before
+        with self.monkeypatch.context() as patch:
+            patch.chdir(self.folder)
+            patch.setattr(sys, "argv", [str(self.script), *map(str, arguments)])
+            ended = 0
+            try:
+                load_script(self.script).main()
+            except SystemExit as error:
+                ended = error.code
+        out, err = self.capsys.readouterr()
+        assert (ended or 0) == code, f"exit code {ended}, wanted {code}\n{out}\n{err}"
+        return subprocess.CompletedProcess(arguments, code, out, err)
+
+    def train(self, name: str, *arguments: str, env_id: str = "Hopper-v4") -> Path:
+        """A tiny run in this process."""
+        self.call("--env-id", env_id, "--run-name", name, *self.tiny, *arguments)
         return self.folder / "runs" / name
+
+    @contextlib.contextmanager
+    def held(self, name: str, *arguments: str, at: int | None = None, **options):
+        """A tiny run on Hopper-v4 in a process of its own, which waits at step `at` of its environment, or whose
+        evaluation workers wait in their first one, until release() is called; killed in the end if it still runs."""
+        for path in self.folder.glob("held.*"):
+            path.unlink()
+        (self.folder / "release").unlink(missing_ok=True)
+        self.env.update({"HOLD_AT": str(at or 0), "HOLD_WORKERS": str(int(at is None))})
+        if not arguments or arguments[0] != "--resume":
+            arguments = ("--env-id", "toy_envs:Hopper-v0", "--run-name", name, *self.tiny, *arguments)
+        process = self.start(*arguments, **options)
+        try:
+            yield process, self.folder / "runs" / name
+        finally:
+            process.kill()
+            process.wait()
+            self.release()
+
+    def holding(self, process: subprocess.Popen, count: int = 1) -> list[int]:
+        """Waits until `count` processes of a held run wait; returns their numbers."""
+        wait_until(lambda: process.poll() is not None or len(list(self.folder.glob("held.*"))) >= count)
+        assert process.poll() is None, process.communicate()
+        return [int(path.suffix[1:]) for path in self.folder.glob("held.*")]
+
+    def release(self) -> None:
+        (self.folder / "release").touch()
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """The environment of a child process: no GPU, no display, no Weights & Biases; toy environments can be imported."""
+    hidden = ("WANDB_API_KEY", "WANDB_MODE", "DISPLAY", "MUJOCO_GL", "RAY_ADDRESS")
+    path = os.pathsep.join(filter(None, [str(ROOT / "tests"), os.environ.get("PYTHONPATH")]))
+    return {**{k: v for k, v in os.environ.items() if k not in hidden}, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "",
+            "COLUMNS": "120", **changes}  # fmt: skip
 
 
 @pytest.fixture
-def cli(request, tmp_path):
-    """The command line of rac_sac.py, or of each script in turn where a test is marked with every_script."""
+def cli(request, tmp_path, monkeypatch, capsys):
+    """The command line of rac_sac.py, or of each script in turn where a test is marked with every_script or slow_but."""
     folder = tmp_path / "work"
     folder.mkdir()
-    return CommandLine(folder, getattr(request, "param", "rac_sac"))
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    return CommandLine(folder, getattr(request, "param", "rac_sac"), monkeypatch, capsys)
+
+
+@pytest.fixture
+def whole(cli, tmp_path_factory):
+    """(run directory, stdout, stderr) of an undisturbed tiny run on Hopper-v4, made once for all tests: not to be changed."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / f"whole_{cli.name}"  # one for all processes
+    with filelock.FileLock(f"{folder}.lock"):
+        if not (folder / "stderr").exists():
+            folder.mkdir()
+            process = CommandLine(folder, cli.name, None, None).run("--env-id", "Hopper-v4", *cli.tiny, "--eval-workers", "1")
+            assert [p.name for p in folder.iterdir()] == ["runs"]  # no MUJOCO_LOG.TXT, nothing else
+            (folder / "stdout").write_text(process.stdout)
+            (folder / "stderr").write_text(process.stderr)
+    (run_dir,) = (folder / "runs").iterdir()
+    return run_dir, (folder / "stdout").read_text(), (folder / "stderr").read_text()
 
 
 def children(pid: int) -> list[int]:
@@ -68,8 +195,8 @@ def children(pid: int) -> list[int]:
     return found
 
 
-def wait_until(condition, seconds: float = 120.0):
-    """The first true value of condition(); fails after `seconds`."""
+def wait_until(condition, seconds: float = 240.0):
+    """The first true value of condition(); fails after `seconds`, which no machine should need."""
     deadline = time.time() + seconds
     while time.time() < deadline:
         value = condition()
@@ -104,4 +231,4 @@ def last_step(path: Path) -> int:
 
 def kill(process: subprocess.Popen, number: int = signal.SIGKILL) -> tuple[str, str]:
     process.send_signal(number)
-    return process.communicate(timeout=120)
+    return process.communicate(timeout=240)

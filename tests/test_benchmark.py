@@ -33,6 +33,8 @@ def test_throughput_of_all_scripts(tmp_path):
     assert result["floor_seconds"][0] * result["matrix_flop_per_second"][0] == pytest.approx(flop)
 
 
+@pytest.mark.slow
+@pytest.mark.benchmark
 def test_sweep_draws_its_plot(tmp_path):
     pytest.importorskip("matplotlib", reason="benchmark/requirements.txt is not installed")
     out = run("throughput.py", *SIZES, "--sweep", "--json", "out.json", "--plot", "cost.png", folder=tmp_path)

@@ -12,13 +12,17 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, last_step, wait_until, without_wall_clock
+from conftest import ROOT, environment, last_step, wait_until, without_wall_clock
 
 sys.path.insert(0, str(ROOT / "benchmark"))
 import experiments
 import run as grid
 
-needs_ray = pytest.mark.usefixtures("ray_is_installed")
+
+def needs_ray(test):
+    return pytest.mark.benchmark(pytest.mark.usefixtures("ray_is_installed")(test))
+
+
 ONE = "--experiment smoke --env-ids InvertedPendulum-v4 --variants smoke_rac_sac".split()
 NAME = "InvertedPendulum-v4__smoke_rac_sac__{}"
 LONG = "--total-timesteps 2000 -- --checkpoint-seconds 0.3 --bias-frequency 0".split()
@@ -30,8 +34,8 @@ def ray_is_installed():
 
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen:
-    env = {k: v for k, v in os.environ.items() if k not in ("WANDB_API_KEY", "RAY_ADDRESS", "OMP_NUM_THREADS")}
-    env.update(PYTHONPATH=str(ROOT / "tests"), HOME=str(folder))
+    env = environment(HOME=str(folder))
+    env.pop("OMP_NUM_THREADS", None)
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     command = [sys.executable, str(ROOT / "benchmark/run.py"), *arguments]
     return subprocess.Popen(command, cwd=folder, env=env, text=True, start_new_session=True, **pipes)
@@ -42,6 +46,26 @@ def run(folder: Path, *arguments: str, code: int = 0) -> tuple[str, str]:
     out, err = process.communicate(timeout=500)
     assert process.returncode == code, f"exit code {process.returncode}\n{out}\n{err}"
     return out, err
+
+
+@pytest.fixture
+def call(monkeypatch, capsys):
+    """run.py's main() in this process: call(folder, *arguments, code=0) -> stdout, stderr."""
+
+    def caller(folder: Path, *arguments: str, code: int = 0) -> tuple[str, str]:
+        with monkeypatch.context() as patch:
+            patch.chdir(folder)
+            patch.setattr(sys, "argv", ["run.py", *arguments])
+            ended = 0
+            try:
+                grid.main()
+            except SystemExit as error:
+                ended = error.code or 0
+        out, err = capsys.readouterr()
+        assert ended == code, f"exit code {ended}\n{out}\n{err}"
+        return out, err
+
+    return caller
 
 
 def living(wanted) -> list[int]:
@@ -77,9 +101,7 @@ def reference(folder: Path, *arguments: str) -> Path:
     out, _ = run(folder, *arguments[:end], "--dry-run", "--run-root", "undisturbed", *arguments[end:])
     python, *command = shlex.split(out.splitlines()[0])
     assert python == "python"
-    subprocess.run(
-        [sys.executable, *command], cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True, capture_output=True
-    )
+    subprocess.run([sys.executable, *command], cwd=folder, env=environment(OMP_NUM_THREADS="1"), check=True, capture_output=True)
     return folder / "undisturbed" / NAME.format(1)
 
 
@@ -157,7 +179,7 @@ def test_every_experiment_is_what_the_paper_ran(tmp_path, monkeypatch, capsys):
     (("--run-root", "file"), "run_root file is not a folder"),
     (("--run-root", "broken"), "has no readable config.json"),
 ])  # fmt: skip
-def test_wrong_arguments(tmp_path, arguments, sentence):
+def test_wrong_arguments(tmp_path, call, arguments, sentence):
     for root, content in (
         ("other", json.dumps({"script": "rac_sac", "args": {"utd": 7, "num_critics": 3}})),
         ("gpu", json.dumps({"script": "rac_sac", "args": {"cuda": True}})),
@@ -166,19 +188,24 @@ def test_wrong_arguments(tmp_path, arguments, sentence):
         (tmp_path / root / NAME.format(1)).mkdir(parents=True)
         (tmp_path / root / NAME.format(1) / "config.json").write_text(content)
     (tmp_path / "file").touch()
-    out, err = run(tmp_path, *ONE, "--seeds", "1", *arguments, code=2)
+    out, err = call(tmp_path, *ONE, "--seeds", "1", *arguments, code=2)
     assert out == "" and err.startswith("error: ") and sentence in err and err.count("\n") == 1
 
 
-def test_names_and_warnings_of_a_dry_run(tmp_path):
+def test_wrong_command_line(tmp_path):
+    out, err = run(tmp_path, *ONE, "--total-timesteps", "0", code=2)
+    assert out == "" and err.startswith("error: total_timesteps is 0") and err.count("\n") == 1
+
+
+def test_names_and_warnings_of_a_dry_run(tmp_path, call):
     (tmp_path / "runs" / NAME.format(1)).mkdir(parents=True)
     config = {"script": "rac_sac", "args": {"total_timesteps": 9000}}
     (tmp_path / "runs" / NAME.format(1) / "config.json").write_text(json.dumps(config))
-    out, err = run(tmp_path, *ONE, "--seeds", "1", "--dry-run")
+    out, err = call(tmp_path, *ONE, "--seeds", "1", "--dry-run")
     assert err.startswith("warning: ") and "keeps the total_timesteps (9,000) that it began with" in err
     assert out.endswith("--total-timesteps 9000\n")
     flags = [("--utd", "2"), ("--gamma", "1e+0"), ("--wandb-project-name", "my project")]
-    outs = {run(tmp_path, *ONE, "--seeds", "1", "--dry-run", "--", *sum(order, ()))[0] for order in (flags, flags[::-1])}
+    outs = {call(tmp_path, *ONE, "--seeds", "1", "--dry-run", "--", *sum(order, ()))[0] for order in (flags, flags[::-1])}
     names = {word for out in outs for word in shlex.split(out) if word.startswith("InvertedPendulum-v4__")}
     assert names == {"InvertedPendulum-v4__smoke_rac_sac+gamma_1e+0+utd_2__1"}  # the same settings, the same runs
     assert all("--wandb-project-name 'my project'" in out for out in outs)
@@ -215,11 +242,31 @@ def test_how_an_attempt_ends(tmp_path, body, code, message):
 
 
 @needs_ray
+def test_a_grid_of_tiny_runs(tmp_path):
+    """Two runs to their end, each evaluated; the same command again does nothing; the report shows them."""
+    command = (*ONE, "--seeds", "2", "--", "--bias-frequency", "0")
+    out, _ = run(tmp_path, *command)
+    assert all(f"done: {NAME.format(seed)}" in out for seed in (1, 2))
+    assert "done 2 · running 0 · waiting 0 · failed 0 of 2 · 100.0%" in out
+    assert not processes_of(tmp_path)
+    folders = [tmp_path / "runs" / NAME.format(seed) for seed in (1, 2)]
+    assert all((folder / "evaluate.csv").exists() for folder in folders)
+    before = {path: path.stat().st_mtime_ns for folder in folders for path in folder.iterdir()}
+    out, err = run(tmp_path, *command)
+    assert "2 of 2 runs are finished already" in out and "done: " not in out and err == ""
+    assert before == {path: path.stat().st_mtime_ns for folder in folders for path in folder.iterdir()}
+    report = [sys.executable, str(ROOT / "benchmark/report.py"), "runs", "--bootstrap", "20"]
+    result = subprocess.run(report, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "2 runs, 0 warnings" in result.stdout and "RAC-SAC (tiny)" in (tmp_path / "report/report.md").read_text()
+
+
+@needs_ray
 def test_impossible_resources(tmp_path):
     _, err = run(tmp_path, *ONE, "--seeds", "1", "--cpus-per-run", "4000", code=2)
     assert err.startswith("error: a run wants 4000 cores and 0 GPUs, and no node has them") and err.count("\n") == 1
 
 
+@pytest.mark.slow
 @needs_ray
 def test_killed_script_and_killed_ray_worker_are_retried(tmp_path):
     """Both go on from their checkpoints, to the same numbers as an undisturbed run; the script dies with its worker."""
@@ -240,6 +287,7 @@ def test_killed_script_and_killed_ray_worker_are_retried(tmp_path):
     wait_until(lambda: not processes_of(tmp_path), 10)
 
 
+@pytest.mark.slow
 @needs_ray
 def test_stopped_and_killed_driver_goes_on(tmp_path):
     """Ctrl-C and SIGKILL of the driver leave no process; the same command goes on, and does nothing when all is done."""
@@ -283,6 +331,7 @@ def test_stopped_and_killed_driver_goes_on(tmp_path):
     assert "1 runs, 0 warnings" in result.stdout and "RAC-SAC (tiny)" in (tmp_path / "report/report.md").read_text()
 
 
+@pytest.mark.slow
 @needs_ray
 def test_a_run_that_keeps_dying_is_given_up_and_the_others_go_on(tmp_path):
     choice = "--variants smoke_vanilla_rac --env-ids toy_envs:Deadly-v0 Pendulum-v1 toy_envs:Unknown-v0 --seeds 1 --retries 1"
@@ -293,6 +342,7 @@ def test_a_run_that_keeps_dying_is_given_up_and_the_others_go_on(tmp_path):
     assert re.search(r"failed: toy_envs_Unknown-v0__smoke_vanilla_rac__1: exit code 2: error: .*Unknown", err)
 
 
+@pytest.mark.slow
 @needs_ray
 def test_existing_cluster(tmp_path):
     """--address reaches a cluster that was started before, and leaves it running."""

@@ -1,97 +1,58 @@
-"""The mathematics against independent float64 numpy."""
+"""The mathematics against independent float64 numpy: of all four scripts, or of a copy of one (pytest --script my_rac.py)."""
 
+import access
 import numpy as np
 import pytest
 import reference
 import torch
+from access import ACT, BATCH, MEMBERS, OBS, kind_of, make_learner, minibatch
 
-import rac_sac
-
-OBS, ACT = 5, 3
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
-
-
-def make_learner(device="cpu", **options):
-    options = {"utd": 3, "num_critics": 4, "hidden_dim": 24, "batch_size": 16, "buffer_size": 200, "target_entropy": -3.0,
-               "compile": False, "learning_starts": 20, "q_lr_warmup_end": 40, **options}  # fmt: skip
-    args = rac_sac.Args(**options)
-    learner = rac_sac.Learner(args, OBS, ACT, torch.device(device))
-    rng = np.random.default_rng(7)
-    for step in range(100):
-        obs, action, next_obs = rng.normal(size=OBS), rng.uniform(-1, 1, ACT), rng.normal(size=OBS)
-        learner.store(step, obs, action, rng.normal(), step % 10 == 9, next_obs)
-    return learner
-
-
-def numpy_members(learner, name="critic", flat="critic"):
-    """The ensemble as N lists of float64 (weight, bias)."""
-    views = {k: v.double().numpy() for k, v in learner.networks[name].views(learner.state[flat].cpu()).items()}
-    layers = [(views[f"layer{i}.weight"], views[f"layer{i}.bias"]) for i in (1, 2, 3)]
-    return [[(w[m], b[m, 0]) for w, b in layers] for m in range(len(layers[0][0]))]
-
-
-def numpy_actor(learner):
-    """The actor as two lists of float64 (weight, bias): towards the mean and towards the log standard deviation."""
-    views = {k: v.double().numpy() for k, v in learner.networks["actor"].views(learner.state["actor"].cpu()).items()}
-    layers = {k: (views[f"{k}.weight"].T, views[f"{k}.bias"]) for k in ("layer1", "layer2", "mean", "log_std")}
-    return [layers["layer1"], layers["layer2"], layers["mean"]], [layers["layer1"], layers["layer2"], layers["log_std"]]
-
-
-def numpy_alpha(learner, beta):
-    views = {k: v.double().numpy() for k, v in learner.networks["temperature"].views(learner.state["temperature"]).items()}
-    layers = [(views[f"network.{i}.weight"].T, views[f"network.{i}.bias"]) for i in (0, 2)]
-    outputs = reference.relu_network(layers, np.log(beta)[:, None])
-    return np.exp(outputs[-1][:, 0] + learner.args.initial_log_alpha), layers, outputs
-
-
-def minibatch(learner, seed=3):
-    generator = torch.Generator().manual_seed(seed)
-    rows = learner.replay[torch.randint(100, (16,), generator=generator)]
-    return rows, torch.rand(16, generator=generator) * 0.8, torch.randn(16, ACT, generator=generator)
-
-
-def first_step(lr):
-    """What adam_scales gives for a first update: lr / (1 - 0.9) and sqrt(1 - 0.999)."""
-    return torch.tensor([lr / 0.1, 0.001**0.5])
-
-
-def split(rows):
-    rows = rows.double().numpy()
-    return rows[:, :OBS], rows[:, OBS:OBS + ACT], rows[:, OBS + ACT], rows[:, OBS + ACT + 1], rows[:, OBS + ACT + 2:]
+sac_family = pytest.mark.kinds("sac", "vanilla", "itm")
 
 
 # ---------------------------------------------------------------------------------------------------------- the target
+def target_of(script, q, beta, reward, terminated, gamma, bonus):
+    """The script's upq_target; RAC-TD3's has no entropy."""
+    inputs = (q, beta, reward, terminated, gamma)
+    return script.upq_target(*inputs) if kind_of(script) == "td3" else script.upq_target(*inputs, bonus)
+
+
+@pytest.mark.kinds("sac", "td3", "vanilla")
 @pytest.mark.parametrize("members", [2, 3, 10])
 @pytest.mark.parametrize("beta", ["zero", "random"])
 @pytest.mark.parametrize("scale", [1.0, 1e6, 1e15])
-def test_upq_target(members, beta, scale):
+def test_upq_target(script, members, beta, scale):
     rng = np.random.default_rng(members)
     q, reward, bonus = rng.normal(size=(members, 64)) * scale, rng.normal(size=64), rng.normal(size=64)
+    bonus *= kind_of(script) != "td3"
     terminated = (rng.uniform(size=64) < 0.3).astype(float)
     betas = np.zeros(64) if beta == "zero" else rng.uniform(0, 0.8, 64)
     expected = reference.upq_target(q, betas, reward, terminated, 0.97, bonus)
     inputs = [torch.tensor(x) for x in (q, betas, reward, terminated)]
-    assert reference.relative_error(rac_sac.upq_target(*inputs, 0.97, torch.tensor(bonus)), expected) < 1e-12
+    assert reference.relative_error(target_of(script, *inputs, 0.97, torch.tensor(bonus)), expected) < 1e-12
     inputs = [x.float() for x in inputs]
-    single = rac_sac.upq_target(*inputs, 0.97, torch.tensor(bonus).float())
+    single = target_of(script, *inputs, 0.97, torch.tensor(bonus).float())
     assert single.dtype == torch.float32 and reference.relative_error(single, expected) < 1e-5
     np.testing.assert_allclose(single.numpy()[terminated == 1], reward[terminated == 1], rtol=1e-6)
 
 
-def test_upq_target_of_two_members_is_known():
+@pytest.mark.kinds("sac", "td3", "vanilla")
+def test_upq_target_of_two_members_is_known(script):
     """q = 1 and 3: mean 2, sample standard deviation sqrt(2)."""
-    one = torch.ones(1)
-    y = rac_sac.upq_target(torch.tensor([[1.0], [3.0]]), 0.5 * one, 10 * one, 0 * one, 0.9, -0.25 * one)
-    assert y.item() == pytest.approx(10 + 0.9 * (2 - 0.5 * np.sqrt(2) - 0.25))
+    one, bonus = torch.ones(1), 0.0 if kind_of(script) == "td3" else -0.25
+    y = target_of(script, torch.tensor([[1.0], [3.0]]), 0.5 * one, 10 * one, 0 * one, 0.9, bonus * one)
+    assert y.item() == pytest.approx(10 + 0.9 * (2 - 0.5 * np.sqrt(2) + bonus))
 
 
 # ------------------------------------------------------------------------------------------------ the squashed Gaussian
-def test_log_prob_against_torch_distributions():
+@sac_family
+def test_log_prob_against_torch_distributions(script):
     from torch.distributions import Independent, Normal, TanhTransform, TransformedDistribution
 
     generator = torch.Generator().manual_seed(0)
     mean, log_std, noise = (torch.randn(200, ACT, generator=generator, dtype=torch.float64) for _ in range(3))
-    action, log_prob = rac_sac.squashed_gaussian(mean, log_std, noise)
+    action, log_prob = script.squashed_gaussian(mean, log_std, noise)
     base = Independent(TransformedDistribution(Normal(mean, log_std.exp()), TanhTransform(cache_size=1)), 1)
     u = mean + log_std.exp() * noise
     assert torch.equal(action, u.tanh())
@@ -102,220 +63,243 @@ def test_log_prob_against_torch_distributions():
     np.testing.assert_allclose(log_prob[near].numpy(), expected, rtol=1e-7)
 
 
-def test_log_prob_integrates_to_one():
+@sac_family
+def test_log_prob_integrates_to_one(script):
     """The density over the action interval, by quadrature in the action, not in u."""
     for mean, log_std in ((0.0, -1.0), (0.7, -0.5), (-0.4, 0.0)):
         edges = np.linspace(-1, 1, 400_001)
         a = (edges[1:] + edges[:-1]) / 2
         noise = (np.arctanh(a) - mean) / np.exp(log_std)
         inputs = torch.full((len(a), 1), mean).double(), torch.full((len(a), 1), log_std).double()
-        _, log_prob = rac_sac.squashed_gaussian(*inputs, torch.tensor(noise)[:, None])
+        _, log_prob = script.squashed_gaussian(*inputs, torch.tensor(noise)[:, None])
         assert float(log_prob.exp().sum() * (edges[1] - edges[0])) == pytest.approx(1, abs=1e-3)
 
 
-def test_log_prob_is_finite_and_right_far_out():
+@sac_family
+def test_log_prob_is_finite_and_right_far_out(script):
     noise = torch.tensor([[40.0], [-40.0]])
-    _, log_prob = rac_sac.squashed_gaussian(torch.zeros(2, 1), torch.zeros(2, 1), noise)
+    _, log_prob = script.squashed_gaussian(torch.zeros(2, 1), torch.zeros(2, 1), noise)
     # for large |u|: log(1 - tanh(u)^2) = log 4 - 2 |u|
     expected = -0.5 * 40**2 - 0.5 * np.log(2 * np.pi) - (np.log(4) - 80)
     np.testing.assert_allclose(log_prob.numpy(), [expected, expected], rtol=1e-6)
 
 
 # ------------------------------------------------------------------------------------------- one step of each network
-def test_critic_step():
-    learner = make_learner()
-    rows, beta, noise = minibatch(learner)
-    step = first_step(3e-4)
-    learner.state["target"] += 0.1 * torch.randn(learner.state["target"].shape, generator=torch.Generator().manual_seed(1))
-    before = {k: v.clone() for k, v in learner.state.items()}
-    obs, action, reward, terminated, next_obs = split(rows)
-    betas, log_beta = beta.double().numpy(), np.log(beta.double().numpy())[:, None]
-    assert terminated.any() and not terminated.all()
+def check_critic_update(script, **options):
+    """A whole critic update: targets from next states and noise, loss, gradient, Adam's first step and Polyak's."""
+    kind, learner = kind_of(script), make_learner(script, **options)
+    rows, condition, noise, exact = minibatch(kind, learner)
+    assert exact.terminated.any() and not exact.terminated.all()
+    access.shake_target(learner)
+    rng = np.random.default_rng(3)
+    size = rng.integers(1, MEMBERS + 1, BATCH) if kind == "itm" else np.full(1, 2)
+    keys = rng.random((MEMBERS, BATCH if kind == "itm" else 1), np.float32)
 
-    to_mean, to_log_std = numpy_actor(learner)
-    x = np.hstack([next_obs, log_beta])
-    mean = reference.relu_network(to_mean, x)[-1]
-    std = np.exp(np.clip(reference.relu_network(to_log_std, x)[-1], -10, 2))
-    u = mean + std * noise.double().numpy()
-    bonus = -numpy_alpha(learner, betas)[0] * reference.squashed_log_prob(u, mean, std)
-    next_x = np.hstack([next_obs, np.tanh(u), log_beta])
-    q_next = np.stack([reference.relu_network(m, next_x)[-1][:, 0] for m in numpy_members(learner, flat="target")])
-    y = reference.upq_target(q_next, betas, reward, terminated, 0.99, bonus)
-    x = np.hstack([obs, action, log_beta])
-    grads, loss = [], 0.0
-    for member in numpy_members(learner):
+    x = np.hstack([exact.next_obs, exact.seen])
+    if kind == "td3":
+        (head,) = access.actor_heads(kind, learner)
+        action = reference.smoothed_action(np.tanh(reference.relu_network(head, x)[-1]), exact.noise, 0.95)
+        bonus = np.zeros(BATCH)
+        assert (np.abs(action) == 1).any() and (np.abs(exact.noise) > 0.95).any()  # both clips are at work
+    else:
+        mean, log_std = access.gaussian(kind, learner, x)
+        u = mean + np.exp(log_std) * exact.noise
+        log_prob = reference.squashed_log_prob(u, mean, np.exp(log_std))
+        action, bonus = np.tanh(u), -access.alpha(kind, learner, exact.condition) * log_prob
+    next_x = np.hstack([exact.next_obs, action, exact.seen])
+    q_next = np.stack([reference.relu_network(m, next_x)[-1][:, 0] for m in access.members(learner, "target")])
+    if kind == "itm" or options.get("target_rule") == "in-target-min":
+        sizes, all_keys = np.broadcast_to(size, BATCH), np.broadcast_to(keys, (MEMBERS, BATCH))
+        y = reference.in_target_min(q_next, sizes, all_keys, exact.reward, exact.terminated, 0.99, bonus)
+    else:
+        beta = np.full(BATCH, options["beta"]) if "beta" in options else exact.condition
+        y = reference.upq_target(q_next, beta, exact.reward, exact.terminated, 0.99, bonus)
+    x, loss, grads = np.hstack([exact.obs, exact.action, exact.seen]), 0.0, []
+    for member in access.members(learner):
         outputs = reference.relu_network(member, x)
         error = outputs[-1][:, 0] - y
         loss += (error**2).mean()
-        grads.append(reference.backward(member, x, outputs, (2 * error / len(error))[:, None])[0])
+        grads.append(reference.backward(member, x, outputs, (2 * error / BATCH)[:, None])[0])
 
-    with torch.no_grad():
-        next_action, entropy_bonus = rac_sac.prepare_targets(learner.networks, learner.state, rows, beta, noise)
-        rac_sac.update_critics(learner.networks, learner.state, rows, beta, next_action, entropy_bonus, step, 0.99, 0.005)
-    assert reference.relative_error(entropy_bonus, bonus) < 1e-5
-    assert learner.state["metrics"][0].item() == pytest.approx(loss, rel=1e-5)
-    critic = learner.networks["critic"]
-    first_moment = critic.views(learner.state["critic_m"])
-    for i in (1, 2, 3):
-        weight, bias = np.stack([g[i - 1][0] for g in grads]), np.stack([g[i - 1][1] for g in grads])[:, None]
-        assert reference.relative_error(first_moment[f"layer{i}.weight"] * 10, weight) < 1e-5
-        assert reference.relative_error(first_moment[f"layer{i}.bias"] * 10, bias) < 1e-5
-    grad = (learner.state["critic_m"] * 10).double().numpy()
-    expected = reference.adam(before["critic"].double().numpy(), [grad], 3e-4)
-    moved = expected - before["critic"].double().numpy()
-    # Adam's first step is +-lr wherever the gradient is not tiny: compare the step, not the parameters
-    assert reference.relative_error(learner.state["critic"].double().numpy() - before["critic"].double().numpy(), moved) < 1e-3
-    polyak = 0.995 * before["target"].double() + 0.005 * learner.state["critic"].double()
-    assert reference.relative_error(learner.state["target"], polyak) < 1e-6
-    for name in ("actor", "temperature"):
-        assert torch.equal(learner.state[name], before[name])
+    before, old = access.parameters(learner, *access.all_networks(kind)), access.members(learner)
+    got = access.update_critics(script, learner, rows, condition, noise, torch.from_numpy(size).float(), torch.from_numpy(keys))
+    assert reference.relative_error(got.next_action, action) < 1e-5
+    assert kind == "td3" or reference.relative_error(got.bonus, bonus) < 1e-5
+    assert got.loss == pytest.approx(loss, rel=1e-5)
+    for i, (weight, bias) in enumerate(got.grads):
+        assert reference.relative_error(weight, np.stack([g[i][0] for g in grads])) < 1e-5
+        assert reference.relative_error(bias[:, 0], np.stack([g[i][1] for g in grads])) < 1e-5
+        for m, layers in enumerate(access.members(learner)):
+            # Adam's first step is +-lr wherever the gradient is not tiny: compare the step, not the parameters
+            for now, then, grad in ((layers[i][0], old[m][i][0], weight[m]), (layers[i][1], old[m][i][1], bias[m, 0])):
+                assert reference.relative_error(now - then, reference.adam(then, [grad], 3e-4) - then) < 1e-3
+    after = access.parameters(learner, *access.all_networks(kind))
+    assert reference.relative_error(after["target"], 0.995 * before["target"].double() + 0.005 * after["critic"].double()) < 1e-6
+    assert all(torch.equal(after[name], before[name]) for name in before if name not in ("critic", "target"))
+    assert not torch.equal(after["critic"], before["critic"])
 
 
-def test_actor_step():
-    learner = make_learner()
-    rows, beta, noise = minibatch(learner)
-    before = {k: v.clone() for k, v in learner.state.items()}
-    obs, betas, eps = split(rows)[0], beta.double().numpy(), noise.double().numpy()
-    log_beta = np.log(betas)[:, None]
-    alpha = numpy_alpha(learner, betas)[0]
-    to_mean, to_log_std = numpy_actor(learner)
-    x = np.hstack([obs, log_beta])
-    outputs_mean, outputs_std = reference.relu_network(to_mean, x), reference.relu_network(to_log_std, x)
-    mean, log_std = outputs_mean[-1], outputs_std[-1]
+def test_critic_update(script):
+    check_critic_update(script, **{"vanilla": {"beta": 0.7}, "itm": {"train_k_max": 4.0}}.get(kind_of(script), {}))
+
+
+@pytest.mark.kinds("vanilla")
+def test_critic_update_of_redq(script):
+    check_critic_update(script, target_rule="in-target-min", min_size=2.0)
+
+
+def gradients_of_actor(kind, learner, exact):
+    """The actor's loss (float) and gradients by layer: dQ/da of the ensemble's mean through tanh, and the entropy's."""
+    x, alpha = np.hstack([exact.obs, exact.seen]), 0.0 if kind == "td3" else access.alpha(kind, learner, exact.condition)
+    heads = access.actor_heads(kind, learner)
+    outputs = [reference.relu_network(head, x) for head in heads]
+    mean, log_std = outputs[0][-1], 0.0 if kind == "td3" else outputs[1][-1]
     assert (np.abs(log_std) < 2).all()  # no clamping here
-    u = mean + np.exp(log_std) * eps
-    action, members = np.tanh(u), numpy_members(learner)
-    q_input, count = np.hstack([obs, action, log_beta]), len(betas)
-    q, dq_da = [], np.zeros_like(action)
-    for member in members:
-        outputs = reference.relu_network(member, q_input)
-        q.append(outputs[-1][:, 0])
-        dq_da += reference.backward(member, q_input, outputs, np.ones((count, 1)))[1][:, OBS:OBS + ACT] / len(members)
-    loss = (alpha * reference.squashed_log_prob(u, mean, np.exp(log_std)) - np.mean(q, 0)).mean()
+    u = mean if kind == "td3" else mean + np.exp(log_std) * exact.noise
+    log_prob = 0.0 if kind == "td3" else reference.squashed_log_prob(u, mean, np.exp(log_std))
+    action = np.tanh(u)
+    q_input, q, dq_da = np.hstack([exact.obs, action, exact.seen]), [], np.zeros_like(action)
+    for member in access.members(learner):
+        q_outputs = reference.relu_network(member, q_input)
+        q.append(q_outputs[-1][:, 0])
+        dq_da += reference.backward(member, q_input, q_outputs, np.ones((BATCH, 1)))[1][:, OBS:OBS + ACT] / MEMBERS
     # d log_prob / du = 2 tanh(u) at fixed noise, and -1 for each log_std; dQ/du = dQ/da (1 - tanh^2)
-    du = (alpha[:, None] * 2 * action - dq_da * (1 - action**2)) / count
-    d_mean, d_log_std = du, du * np.exp(log_std) * eps - alpha[:, None] / count
-    grads_mean, _ = reference.backward(to_mean, x, outputs_mean, d_mean)
-    grads_std, _ = reference.backward(to_log_std, x, outputs_std, d_log_std)
-    expected = {"mean": grads_mean[2], "log_std": grads_std[2]}
-    for i in (0, 1):
-        expected[f"layer{i + 1}"] = [a + b for a, b in zip(grads_mean[i], grads_std[i], strict=True)]
+    alphas = np.broadcast_to(alpha, BATCH)[:, None]
+    du = (alphas * 2 * action - dq_da * (1 - action**2)) / BATCH
+    backs = [reference.backward(heads[0], x, outputs[0], du)[0]]
+    if kind != "td3":
+        backs.append(reference.backward(heads[1], x, outputs[1], du * np.exp(log_std) * exact.noise - alphas / BATCH)[0])
+    names = ("head",) if kind == "td3" else ("mean", "log_std")
+    grads = {name: back[2] for name, back in zip(names, backs, strict=True)}
+    grads |= {f"layer{i + 1}": [sum(parts) for parts in zip(*(back[i] for back in backs), strict=True)] for i in (0, 1)}
+    return np.mean(alpha * log_prob - np.mean(q, 0)), np.mean(alpha), -np.mean(log_prob), grads
 
-    with torch.no_grad():
-        rac_sac.update_actor(learner.networks, learner.state, rows, beta, noise, first_step(3e-4))
-    assert learner.state["metrics"][4].item() == pytest.approx(loss, rel=1e-4)
-    first_moment = learner.networks["actor"].views(learner.state["actor_m"])
+
+def test_actor_update(script):
+    kind, learner = kind_of(script), make_learner(script)
+    rows, condition, noise, exact = minibatch(kind, learner)
+    loss, alpha, entropy, expected = gradients_of_actor(kind, learner, exact)
+    before = access.parameters(learner, *access.all_networks(kind))
+    metrics, grads = access.update_actor(script, learner, rows, condition, noise)
+    assert metrics["actor_loss"] == pytest.approx(loss, rel=1e-4)
+    if kind != "td3":
+        assert metrics["alpha"] == pytest.approx(alpha, rel=1e-5) and metrics["entropy"] == pytest.approx(entropy, rel=1e-4)
     for name, (weight, bias) in expected.items():
-        assert reference.relative_error(first_moment[f"{name}.weight"].T * 10, weight) < 1e-5, name
-        assert reference.relative_error(first_moment[f"{name}.bias"] * 10, bias) < 1e-5, name
-    assert not torch.equal(learner.state["actor"], before["actor"])
-    for name in ("critic", "target", "temperature"):
-        assert torch.equal(learner.state[name], before[name])
+        assert reference.relative_error(grads[name][0], weight) < 1e-5, name
+        assert reference.relative_error(grads[name][1], bias) < 1e-5, name
+    after = access.parameters(learner, *access.all_networks(kind))
+    assert not torch.equal(after["actor"], before["actor"])
+    assert all(torch.equal(after[name], before[name]) for name in before if name != "actor")
 
 
-def test_temperature_step():
-    learner = make_learner()
-    rows, beta, noise = minibatch(learner)
-    before = {k: v.clone() for k, v in learner.state.items()}
-    betas, eps = beta.double().numpy(), noise.double().numpy()
-    x = np.hstack([split(rows)[0], np.log(betas)[:, None]])
-    to_mean, to_log_std = numpy_actor(learner)
-    mean, std = reference.relu_network(to_mean, x)[-1], np.exp(reference.relu_network(to_log_std, x)[-1])
-    log_prob = reference.squashed_log_prob(mean + std * eps, mean, std)
-    alpha, layers, outputs = numpy_alpha(learner, betas)
-    loss = (-alpha * (log_prob - 3.0)).mean()  # target entropy -3
-    grads, _ = reference.backward(layers, np.log(betas)[:, None], outputs, (-alpha * (log_prob - 3.0) / 16)[:, None])
-    with torch.no_grad():
-        rac_sac.update_temperature(learner.networks, learner.state, rows, beta, noise, first_step(3e-4), -3.0)
-    assert learner.state["metrics"][7].item() == pytest.approx(loss, rel=1e-4)
-    first_moment = learner.networks["temperature"].views(learner.state["temperature_m"])
-    for i, (weight, bias) in zip((0, 2), grads, strict=True):
-        assert reference.relative_error(first_moment[f"network.{i}.weight"].T * 10, weight) < 1e-5
-        assert reference.relative_error(first_moment[f"network.{i}.bias"] * 10, bias) < 1e-5
-    for name in ("actor", "critic"):
-        assert torch.equal(learner.state[name], before[name])
+@sac_family
+def test_temperature_update(script):
+    kind, learner = kind_of(script), make_learner(script)
+    rows, condition, noise, exact = minibatch(kind, learner)
+    before = access.parameters(learner, *access.all_networks(kind))
+    mean, log_std = access.gaussian(kind, learner, np.hstack([exact.obs, exact.seen]))
+    log_prob = reference.squashed_log_prob(mean + np.exp(log_std) * exact.noise, mean, np.exp(log_std))
+    alpha = access.alpha(kind, learner, exact.condition)
+    terms = -alpha * (log_prob - 3.0)  # target entropy -3
+    if kind != "vanilla":
+        layers, x = access.temperature_layers(learner), np.log(exact.condition)[:, None]
+        expected, _ = reference.backward(layers, x, reference.relu_network(layers, x), (terms / BATCH)[:, None])
+    loss, grads = access.update_temperature(script, learner, rows, condition, noise, -3.0)
+    assert loss == pytest.approx(terms.mean(), rel=1e-4)
+    if kind == "vanilla":  # d loss / d log alpha is the loss itself
+        assert grads == pytest.approx(terms.mean(), rel=1e-4)
+    else:
+        for got, wanted in zip(grads, expected, strict=True):
+            assert all(reference.relative_error(a, b) < 1e-5 for a, b in zip(got, wanted, strict=True))
+    after = access.parameters(learner, *access.all_networks(kind))
+    assert not torch.equal(after["temperature"], before["temperature"])
+    assert all(torch.equal(after[name], before[name]) for name in before if name != "temperature")
 
 
+@sac_family
 @pytest.mark.parametrize("options,initial", [({"temperature_network": False}, np.exp(-5)),
                                              ({"autotune": False, "alpha": 0.37}, 0.37)])  # fmt: skip
-def test_temperature_without_network(options, initial):
-    learner = make_learner(**options)
-    betas = [0.1, 0.4, 0.8]
-    np.testing.assert_allclose(rac_sac.alphas(learner, betas), [initial] * 3, rtol=1e-6)
+def test_temperature_without_network(script, options, initial):
+    if kind_of(script) == "vanilla" and "temperature_network" in options:  # it never has one
+        options, initial = {}, np.exp(-3)
+    learner = make_learner(script, **options)
+    conditions = [0.1, 0.4, 0.8]
+    found = script.alphas(learner, conditions)
+    np.testing.assert_allclose(found, [initial] * len(found), rtol=1e-6)
     for step in range(5):
         learner.update(50 + step)
-    after = rac_sac.alphas(learner, betas)
-    assert after[0] == after[1] == after[2]
+    after = script.alphas(learner, conditions)
+    assert len(set(after)) == 1
     assert (after[0] == pytest.approx(initial, rel=1e-6)) == (not learner.args.autotune)
 
 
 # --------------------------------------------------------------------------------------------------- networks, ensemble
-def test_ensemble_equals_separate_networks():
-    learner = make_learner()
-    generator = torch.Generator().manual_seed(2)
-    obs, action, log_beta = (torch.randn(33, n, generator=generator) for n in (OBS, ACT, 1))
-    q = learner.networks["critic"](learner.networks["critic"].views(learner.state["critic"]), obs, action, log_beta)
-    x = torch.cat([obs, action, log_beta], 1).double().numpy()
-    expected = np.stack([reference.relu_network(m, x)[-1][:, 0] for m in numpy_members(learner)])
-    assert q.shape == (4, 33) and reference.relative_error(q, expected) < 1e-5
+def test_ensemble_equals_separate_networks(script):
+    learner, generator = make_learner(script), torch.Generator().manual_seed(2)
+    obs, action, seen = (torch.randn(33, n, generator=generator) for n in (OBS, ACT, int(kind_of(script) != "vanilla")))
+    q = access.critic_at(learner, obs, action, seen)
+    x = torch.cat([obs, action, seen], 1).double().numpy()
+    expected = np.stack([reference.relu_network(m, x)[-1][:, 0] for m in access.members(learner)])
+    assert q.shape == (4, 33) and reference.relative_error(q.detach(), expected) < 1e-5
 
 
-def test_members_are_independent():
-    """A change to one member's target-loss moves that member alone."""
-    learner = make_learner()
-    critic = learner.networks["critic"]
-    obs, action, log_beta = torch.randn(8, OBS), torch.randn(8, ACT), torch.randn(8, 1)
-
-    def loss(parameters, weights):
-        return (critic(parameters, obs, action, log_beta) * weights[:, None]).square().mean(1).sum()
-
-    views = critic.views(learner.state["critic"])
-    one = torch.func.grad(loss)(views, torch.ones(4))
-    other = torch.func.grad(loss)(views, torch.tensor([1.0, 1.0, 5.0, 1.0]))
-    for name in one:
-        changed = [not torch.equal(one[name][m], other[name][m]) for m in range(4)]
-        assert changed == [False, False, True, False], name
+def test_members_are_independent(script):
+    """A change to one member's loss moves that member's gradient alone."""
+    critic = script.Critic(4, OBS, ACT, 24)
+    inputs = [torch.randn(8, n, generator=torch.Generator().manual_seed(n)) for n in (OBS, ACT, 1)]
+    grads = []
+    for weights in ([1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 5.0, 1.0]):
+        loss = (critic(*inputs) * torch.tensor(weights)[:, None]).square().mean(1).sum()
+        grads.append(torch.autograd.grad(loss, list(critic.parameters())))
+    for one, other in zip(*grads, strict=True):
+        assert [not torch.equal(one[m], other[m]) for m in range(4)] == [False, False, True, False]
 
 
-def test_initialisation():
-    layer = rac_sac.EnsembleLinear(6, 36, 256)
+def test_initialisation(script):
+    layer = script.EnsembleLinear(6, 36, 256)
     assert layer.weight.shape == (6, 36, 256) and not layer.bias.any()
     assert 0.98 / 6 < layer.weight.abs().max() <= 1 / 6  # U(+-1/sqrt(36)): the fan-in of one member
     assert layer.weight.std().item() == pytest.approx(1 / 6 / np.sqrt(3), rel=0.02)
     assert len({layer.weight[m].sum().item() for m in range(6)}) == 6
-    actor = rac_sac.Actor(8, 3, 16)
-    assert all(not module.bias.any() for module in (actor.layer1, actor.layer2, actor.mean, actor.log_std))
-    assert rac_sac.Temperature(True, True, -5.0, 0.2).network[0].bias.any()
+    learner = make_learner(script)
+    biases = [layers[i][1] for head in access.actor_heads(kind_of(script), learner) for layers in [head] for i in range(3)]
+    assert len(biases) >= 3 and not any(bias.any() for bias in biases)
+    if kind_of(script) in ("sac", "itm"):
+        assert access.temperature_layers(learner)[0][1].any()  # the exception
 
 
-def test_log_std_is_clamped():
-    actor = rac_sac.Actor(2, 1, 4)
+@sac_family
+def test_log_std_is_clamped(script):
+    actor = script.Actor(2, 1, 4)
     for bias, expected in ((100.0, 2.0), (-100.0, -10.0)):
         torch.nn.init.constant_(actor.log_std.bias, bias)
-        assert actor(torch.zeros(1, 2), torch.zeros(1, 1))[1].item() == expected
+        inputs = (torch.zeros(1, 2),) if kind_of(script) == "vanilla" else (torch.zeros(1, 2), torch.zeros(1, 1))
+        assert actor(*inputs)[1].item() == expected
 
 
-def test_policy_of_the_workers_equals_the_networks():
-    """Evaluation plays the policy of one beta; here against float64 numpy, deterministic and stochastic."""
-    learner, beta = make_learner(), 0.3
+def test_policy_that_is_evaluated(script):
+    """Evaluation plays the policy of one condition; here against float64 numpy, deterministic and, where it is, stochastic."""
+    kind, learner, condition = kind_of(script), make_learner(script), 1.3 if kind_of(script) == "itm" else 0.3
     rng = np.random.default_rng(0)
     obs, noise = rng.normal(size=(10, OBS)).astype(np.float32), rng.normal(size=(10, ACT)).astype(np.float32)
-    x = np.hstack([obs, np.full((10, 1), np.log(beta))])
-    to_mean, to_log_std = numpy_actor(learner)
-    mean, std = reference.relu_network(to_mean, x)[-1], np.exp(reference.relu_network(to_log_std, x)[-1])
-    actor, critic = (learner.networks[name].bind(learner.copy_of(name)) for name in ("actor", "critic"))
-    np.testing.assert_allclose(rac_sac.policy(actor, obs, beta)[0], np.tanh(mean), atol=1e-6)
-    action, log_prob = rac_sac.policy(actor, obs, beta, noise)
-    u = mean + std * noise
-    np.testing.assert_allclose(action, np.tanh(u), atol=1e-6)
-    np.testing.assert_allclose(log_prob, reference.squashed_log_prob(u, mean, std), rtol=1e-4, atol=1e-5)
-    x = np.hstack([obs, action, np.full((10, 1), np.log(beta))])
-    q = np.mean([reference.relu_network(m, x)[-1][:, 0] for m in numpy_members(learner)], 0)
-    np.testing.assert_allclose(rac_sac.mean_q(critic, obs, action, beta), q, atol=1e-6)
+    seen = np.zeros((10, 0)) if kind == "vanilla" else np.full((10, 1), np.log(condition))
+    actor, critic = access.bound(learner, "actor"), access.bound(learner, "critic")
+    mean = reference.relu_network(access.actor_heads(kind, learner)[0], np.hstack([obs, seen]))[-1]
+    action, log_prob = script.policy(actor, obs, condition)
+    np.testing.assert_allclose(action, np.tanh(mean), atol=1e-6)
+    if kind != "td3":
+        mean, log_std = access.gaussian(kind, learner, np.hstack([obs, seen]))
+        u = mean + np.exp(log_std) * noise
+        action, log_prob = script.policy(actor, obs, condition, noise)
+        np.testing.assert_allclose(action, np.tanh(u), atol=1e-6)
+        np.testing.assert_allclose(log_prob, reference.squashed_log_prob(u, mean, np.exp(log_std)), rtol=1e-4, atol=1e-5)
+    x = np.hstack([obs, action, seen])
+    q = np.mean([reference.relu_network(m, x)[-1][:, 0] for m in access.members(learner)], 0)
+    np.testing.assert_allclose(script.mean_q(critic, obs, action, condition), q, atol=1e-6)
 
 
 # ------------------------------------------------------------------------------------------------ optimiser and schedule
-def test_adam_against_torch():
+def test_adam_against_torch(script):
     generator = torch.Generator().manual_seed(0)
     params = torch.randn(1000, generator=generator)
     ours, theirs = params.clone(), torch.nn.Parameter(params.clone())
@@ -326,8 +310,8 @@ def test_adam_against_torch():
         grad = torch.randn(1000, generator=generator)
         grads.append(grad.double().numpy())
         if not scales:
-            scales = list(rac_sac.adam_scales(count, 3e-4, 5))  # five updates at a time
-        rac_sac.adam_(ours, grad, first, second, scales.pop(0))
+            scales = list(script.adam_scales(count, 3e-4, 5))  # five updates at a time
+        script.adam_(ours, grad, first, second, scales.pop(0))
         theirs.grad = grad
         optimizer.step()
     assert reference.relative_error(ours - params, theirs.detach() - params) < 1e-4
@@ -336,19 +320,19 @@ def test_adam_against_torch():
     assert reference.relative_error(ours.double() - params.double(), exact) < 1e-4
 
 
-def test_critic_learning_rate():
-    args = rac_sac.Args()
+def test_critic_learning_rate(script):
+    args = script.Args()
     expected = {5000: 3e-5, 6250: 0.75 * 3e-5 + 0.25 * 3e-4, 7500: 1.65e-4, 10000: 3e-4, 300000: 3e-4, 0: 3e-5}
     for step, rate in expected.items():
-        assert rac_sac.critic_learning_rate(args, step) == pytest.approx(rate)
+        assert script.critic_learning_rate(args, step) == pytest.approx(rate)
     args.q_lr_warmup_end = args.learning_starts
-    assert rac_sac.critic_learning_rate(args, 5001) == 3e-4
-    constant = rac_sac.check_args(rac_sac.Args(learning_starts=20000, q_lr_init=3e-4))  # no warm-up: its end has no meaning
-    assert rac_sac.critic_learning_rate(constant, 20001) == 3e-4
+    assert script.critic_learning_rate(args, 5001) == 3e-4
+    constant = script.check_args(script.Args(learning_starts=20000, q_lr_init=3e-4))  # no warm-up: its end has no meaning
+    assert script.critic_learning_rate(constant, 20001) == 3e-4
 
 
-def test_flat_views_are_aligned_and_cover_the_module():
-    network = rac_sac.FlatNetwork(rac_sac.Critic(3, 5, 2, 7))
+def test_flat_views_are_aligned_and_cover_the_module(script):
+    network = script.FlatNetwork(script.Critic(3, 5, 2, 7))
     assert all(offset % 16 == 0 for _, offset, _ in network.layout)
     parameters = dict(network.module.named_parameters())
     views = network.views(network.pack(parameters))
@@ -357,46 +341,130 @@ def test_flat_views_are_aligned_and_cover_the_module():
 
 # ---------------------------------------------------------------------------------------------------------------- replay
 @pytest.mark.parametrize("device", DEVICES)
-def test_replay_wraps_around_and_samples_only_what_is_filled(device):
-    args = rac_sac.Args(buffer_size=8, utd=50, batch_size=8, num_critics=2, hidden_dim=4, compile=False, target_entropy=-1.0)
-    learner = rac_sac.Learner(args, 2, 1, torch.device(device))
+def test_replay_wraps_around_and_samples_only_what_is_filled(script, device):
+    learner = make_learner(script, device, buffer_size=20, utd=50, batch_size=8)
     learner.replay.fill_(torch.nan)
-    seen = []
-    learner.prepare_targets = lambda networks, state, rows, *rest: (seen.append(rows), _zeros(rows))[1]
-    learner.update_critics = learner.update_actor = learner.update_temperature = lambda *inputs: None
-    for step in range(20):
-        learner.store(step, [step, step], [0.0], step + 0.5, False, [step + 1, step + 1])
-        learner.update(step)
-        rows = seen.pop().cpu()
-        assert set(rows[:, 0].tolist()) == set(range(max(0, step - 7), step + 1))
-        torch.testing.assert_close(rows[:, 3], rows[:, 0] + 0.5)
-        torch.testing.assert_close(rows[:, 5], rows[:, 0] + 1)
+    seen, inner = [], learner.prepare_targets
+    learner.prepare_targets = lambda networks, state, rows, *rest: (seen.append(rows), inner(networks, state, rows, *rest))[1]
+    for step in range(45):
+        learner.store(step, np.full(OBS, step), np.zeros(ACT), step + 0.5, False, np.full(OBS, step + 1))
+        if step % 5 == 4:
+            learner.update(step)
+            rows = seen[-1].cpu()  # the newest, or what a captured graph fills again and again
+            assert set(rows[:, 0].tolist()) == set(range(max(0, step - 19), step + 1))
+            torch.testing.assert_close(rows[:, OBS + ACT], rows[:, 0] + 0.5)
+            torch.testing.assert_close(rows[:, -1], rows[:, 0] + 1)
 
 
-def _zeros(rows):
-    return torch.zeros(len(rows), 1, device=rows.device), torch.zeros(len(rows), device=rows.device)
-
-
-def test_noise_has_the_right_ranges():
-    """Betas of the update are U1, fresh for each sample; minibatches are fresh for each critic step."""
-    learner = make_learner(utd=200)
-    seen = []
-    learner.update_critics = lambda networks, state, rows, beta, *rest: seen.append((rows.clone(), beta.clone()))
+def test_noise_has_the_right_ranges(script):
+    """Conditions of the update are U1, fresh for each sample; minibatches are fresh for each critic step."""
+    learner = make_learner(script, utd=200)
+    calls = access.record_calls(script, learner, "update_critics")
     learner.update(50)
-    betas = torch.cat([beta for _, beta in seen])
-    assert len(seen) == 200 and betas.min() >= 1e-7 and 0.79 < betas.max() <= 0.8
-    assert betas.mean() == pytest.approx(0.4, abs=0.02) and len(betas.unique()) > 0.99 * len(betas)
-    assert not torch.equal(seen[0][0], seen[1][0])
+    assert len(calls) == 200 and not torch.equal(calls[0]["rows"], calls[1]["rows"])
+    if kind_of(script) == "vanilla":
+        return
+    name, low, high = ("k", 1.0, 2.0) if kind_of(script) == "itm" else ("beta", 1e-7, 0.8)
+    drawn = torch.cat([call[name] for call in calls])
+    assert low <= drawn.min() < low + 0.01 and high - 0.01 < drawn.max() <= high
+    assert drawn.mean() == pytest.approx((low + high) / 2, abs=0.02) and len(drawn.unique()) > 0.99 * len(drawn)
 
 
-def test_exploration_uses_fresh_small_betas():
-    learner = make_learner()
-    seen = []
+def test_exploration_uses_fresh_small_conditions(script):
+    learner, kind, seen = make_learner(script), kind_of(script), []
     module = learner.networks["actor"].module
-    module.register_forward_hook(lambda module, inputs, output: seen.append(inputs[1].exp().item()))
+    module.register_forward_hook(lambda module, inputs, output: seen.append(inputs[-1].exp().max().item()))
     actions = [learner.act(np.zeros(OBS, np.float32)) for _ in range(300)]
-    assert max(seen) <= 0.3 * (1 + 1e-5) and max(seen) > 0.28 and len(set(seen)) == 300
     assert all(a.shape == (ACT,) and (np.abs(a) <= 1).all() for a in actions)
+    assert len({a.tobytes() for a in actions}) == 300
+    if kind != "vanilla":
+        low, high = (1.0, 1.5) if kind == "itm" else (0.0, 0.3)
+        assert low <= min(seen) and max(seen) <= high * (1 + 1e-5) and max(seen) > 0.93 * high and len(set(seen)) == 300
+
+
+@pytest.mark.kinds("td3")
+def test_exploration_of_td3(script):
+    """The policy's action plus N(0, exploration_noise), clipped; without noise only beta moves it."""
+    learner = make_learner(script, exploration_noise=0.1)
+    obs = np.zeros(OBS, np.float32)
+    actions = np.stack([learner.act(obs) for _ in range(2000)])
+    learner.args.exploration_noise = 0.0
+    quiet = np.stack([learner.act(obs) for _ in range(2000)])
+    added = np.sqrt(actions.var(0) - quiet.var(0))
+    np.testing.assert_allclose(added, 0.1, rtol=0.1)
+    learner.args.exploration_noise = 50.0
+    assert np.abs(np.stack([learner.act(obs) for _ in range(50)])).max() == 1
+
+
+# --------------------------------------------------------------------------------------------- the random subset's minimum
+@pytest.mark.kinds("vanilla", "itm")
+@pytest.mark.parametrize("members", [1, 2, 3, 4, 5])
+def test_min_over_random_subset_exactly(script, members):
+    """Over all orders of the keys, every subset of a size is drawn equally often and gives its own minimum."""
+    import itertools
+
+    orders = np.array(list(itertools.permutations(range(members)))).T  # (N, N!)
+    keys = torch.from_numpy((orders + 0.5) / members)
+    q = torch.from_numpy(np.random.default_rng(0).normal(size=members))
+    for size in range(1, members + 1):
+        sizes = torch.full((orders.shape[1],), size)
+        got = script.min_over_random_subset(q[:, None].expand(-1, orders.shape[1]), sizes, keys)
+        subsets = list(itertools.combinations(q.tolist(), size))
+        expected = np.sort(np.repeat([min(subset) for subset in subsets], orders.shape[1] // len(subsets)))
+        np.testing.assert_array_equal(np.sort(got.numpy()), expected)
+
+
+@pytest.mark.kinds("vanilla", "itm")
+def test_min_over_random_subset_with_equal_keys(script):
+    """Equal keys are ranked by position: a subset never has more or fewer members than its size."""
+    q = torch.tensor([[3.0, 3.0, 3.0], [1.0, 1.0, 1.0], [2.0, 2.0, 2.0]])
+    got = script.min_over_random_subset(q, torch.tensor([1, 2, 3]), torch.full((3, 3), 0.5))
+    assert got.tolist() == [3, 1, 1]
+
+
+@pytest.mark.kinds("itm")
+def test_sizes_are_of_each_sample(script):
+    keys, size, q = torch.tensor([[0.1, 0.1], [0.9, 0.9]]), torch.tensor([2.0, 1.0]), torch.tensor([[5.0, 5.0], [-1.0, -1.0]])
+    assert script.min_over_random_subset(q, size, keys).tolist() == [-1, 5]
+
+
+@pytest.mark.kinds("itm")
+def test_subset_sizes_of_itm(script):
+    """size is floor(k) or floor(k) + 1, the latter with probability k - floor(k); subsets and sizes are of each sample."""
+    learner = make_learner(script, train_k_max=3.0, utd=20, batch_size=100)
+    calls = access.record_calls(script, learner, "update_critics")
+    learner.update(50)
+    k, size = (torch.cat([call[name] for call in calls]).numpy() for name in ("k", "size"))
+    assert 1 <= k.min() < 1.05 and 2.95 < k.max() <= 3 and len(set(k.tolist())) > 1900
+    assert ((size == np.floor(k)) | (size == np.floor(k) + 1)).all()
+    assert abs((size - np.floor(k)).mean() - (k % 1).mean()) < 0.04  # 2000 draws
+    assert abs(np.corrcoef(size - np.floor(k), k % 1)[0, 1]) > 0.4
+    keys = torch.stack([call["keys"] for call in calls])
+    assert keys.shape == (20, MEMBERS, 100) and keys.unique().numel() > 0.99 * keys.numel()
+
+
+@pytest.mark.kinds("vanilla")
+@pytest.mark.parametrize("min_size,sizes", [(2.0, {2.0}), (1.5, {1.0, 2.0}), (1.0, {1.0})])
+def test_subset_sizes_of_redq(script, min_size, sizes):
+    """One size and one subset for each minibatch."""
+    learner = make_learner(script, target_rule="in-target-min", min_size=min_size, utd=200, batch_size=8)
+    calls = access.record_calls(script, learner, "update_critics")
+    learner.update(50)
+    drawn = torch.cat([call["size"] for call in calls]).float()
+    assert set(drawn.tolist()) == sizes and drawn.mean() == pytest.approx(min_size, abs=0.15)
+    keys = torch.stack([call["keys"] for call in calls])
+    assert keys.shape == (200, MEMBERS, 1) and keys.unique().numel() > 790
+
+
+# ------------------------------------------------------------------------------------------------------------ randomness
+def test_random_actions_are_not_the_weights(script):
+    """The generator of actions is apart from that of the weights; a program may give integers where floats are due."""
+    learner = make_learner(script, q_lr=1, q_lr_init=0, **({} if kind_of(script) == "td3" else {"initial_log_alpha": -5}))
+    drawn = (np.concatenate([learner.random_action() for _ in range(100)]) + 1) / 2
+    weights = [w[: len(drawn)] for w in access.weights(learner, kind_of(script)) if len(w) >= 50 and w.any()]
+    assert len(weights) >= 6 and all(abs(np.corrcoef(w, drawn[: len(w)])[0, 1]) < 0.6 for w in weights)
+    learner.update(30)
+    assert learner.state["q_lr"].item() == 0.5 and learner.state["q_lr"].dtype == torch.float32
 
 
 # ----------------------------------------------------------------------------------------------------- compiled functions
@@ -405,40 +473,44 @@ if torch.cuda.is_available():
     WAYS += [("cuda", True, False), ("cuda", False, True), ("cuda", True, True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device,compile,cudagraphs", WAYS)
-def test_fast_ways_equal_eager(device, compile, cudagraphs):
+def test_fast_ways_equal_eager(script, device, compile, cudagraphs):
     """On the same transitions and noise: the gradient to 1e-5, the parameters after 50 steps to 1e-3."""
-    learners = [make_learner(device, compile=compile and fast, cudagraphs=cudagraphs and fast, hidden_dim=32, utd=2)
+    learners = [make_learner(script, device, compile=compile and fast, cudagraphs=cudagraphs and fast, hidden_dim=32, utd=2)
                 for fast in (False, True)]  # fmt: skip
-    for steps, bounds in ((1, {"critic_m": 1e-5, "actor_m": 1e-5, "temperature_m": 1e-5}),
-                          (49, {"critic": 1e-3, "target": 1e-3, "actor": 1e-3, "temperature": 1e-3})):  # fmt: skip
+    names = access.all_networks(kind_of(script))
+    for steps, gradient, bound in ((1, True, 1e-5), (49, False, 1e-3)):
         for learner in learners:
             for i in range(steps):
                 learner.update(50 + i)
-        eager, fast = (learner.state for learner in learners)
-        for name, bound in bounds.items():
-            assert reference.relative_error(fast[name].cpu(), eager[name].cpu()) < bound, (steps, name)
-    assert eager["critic_count"].item() == fast["critic_count"].item() == 100
+        for name in names:
+            if gradient and name == "target":
+                continue
+            eager, fast = (learner.state[f"{name}_m" if gradient else name] for learner in learners)
+            assert reference.relative_error(fast.cpu(), eager.cpu()) < bound, (steps, name)
+    assert all(learner.state["critic_count"].item() == 100 for learner in learners)
     assert (learners[1].update_graph is not None) == cudagraphs
 
 
-def test_gradient_at_full_size():
+@pytest.mark.slow
+def test_gradient_at_full_size(script):
     """A compiled critic gradient at Ant-v4's and the default sizes, with the settings of a run, against float64."""
-    args = rac_sac.Args(target_entropy=-8.0, buffer_size=5000, total_timesteps=5000)
-    rac_sac.set_up_torch(args, torch.device("cpu"))
-    learner = rac_sac.Learner(args, 27, 8, torch.device("cpu"))
+    entropy = {} if kind_of(script) == "td3" else {"target_entropy": -8.0}
+    args = script.check_args(script.Args(env_id="Ant-v4", buffer_size=5000, total_timesteps=5000, **entropy))
+    script.set_up_torch(args, torch.device("cpu"))
+    learner = script.Learner(args, 27, 8, torch.device("cpu"))
     generator = torch.Generator().manual_seed(0)
-    rows, beta = torch.randn(256, 64, generator=generator), torch.rand(256, generator=generator) * 0.8
-    noise = torch.randn(256, 8, generator=generator)
+    rows, condition = torch.randn(256, 64, generator=generator), torch.rand(256, generator=generator) * 0.8
+    condition = condition + 1 if kind_of(script) == "itm" else condition
+    noise, keys = torch.randn(256, 8, generator=generator), torch.rand(10, 256, generator=generator)
     rows[:, 36] = (rows[:, 36] > 1).float()
     exact = {name: tensor.double() for name, tensor in learner.state.items()}
-    for state, functions, arrays in ((exact, rac_sac, [t.double() for t in (rows, beta, noise)]),
-                                     (learner.state, learner, [rows, beta, noise])):  # fmt: skip
-        rows, beta, noise = arrays
-        with torch.no_grad():
-            next_action, bonus = functions.prepare_targets(learner.networks, state, rows, beta, noise)
-            functions.update_critics(learner.networks, state, rows, beta, next_action, bonus,
-                                     first_step(3e-4).to(rows.dtype), 0.99, 0.005)  # fmt: skip
+    for state, functions, arrays in ((exact, script, [t.double() for t in (rows, condition, noise)]),
+                                     (learner.state, learner, [rows, condition, noise])):  # fmt: skip
+        size = torch.full((256,), 2.0).to(arrays[0].dtype)
+        if kind_of(script) == "vanilla":
+            size, keys = size[:1], keys[:, :1]
+        access.update_critics(script, learner, *arrays, size, keys.to(arrays[0].dtype), functions, state)
     assert learner.state["critic_m"].dtype == torch.float32 and exact["critic_m"].dtype == torch.float64
     assert reference.relative_error(learner.state["critic_m"], exact["critic_m"]) < 1e-5
-    torch.set_float32_matmul_precision("highest")

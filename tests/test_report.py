@@ -19,6 +19,7 @@ sys.path.insert(0, str(ROOT / "benchmark"))
 import experiments
 
 pytest.importorskip("rliable", reason="benchmark/requirements.txt is not installed")
+pytestmark = pytest.mark.benchmark
 BETAS = tuple(f"{0.8 * i / 12:.6g}" for i in range(1, 13))
 CONDITION = {"rac_itm": "k"}
 

@@ -20,11 +20,11 @@ from conftest import (
     ROOT,
     children,
     every_script,
-    family_and_single,
     kill,
     last_step,
     messages,
     rows_of,
+    slow_but,
     wait_until,
     without_wall_clock,
 )
@@ -47,19 +47,17 @@ def assert_same_run(a: Path, b: Path, files=("eval.csv", "train.csv")) -> None:
 
 # ------------------------------------------------------------------------------------------------------ what a run leaves
 @every_script
-def test_run_directory_and_screen(cli):
+def test_run_directory_and_screen(cli, whole):
     module, condition = importlib.import_module(cli.name), CONDITIONS[cli.name]
-    result = cli.run("--env-id", "Ant-v4", "--seed", "3", *cli.tiny)
-    (run_dir,) = (cli.folder / "runs").iterdir()
-    assert re.fullmatch(rf"Ant-v4__{cli.name}__3__\d{{10}}", run_dir.name)
+    run_dir, stdout, stderr = whole
+    assert re.fullmatch(rf"Hopper-v4__{cli.name}__1__\d{{10}}", run_dir.name)
     assert {p.name for p in run_dir.iterdir()} - {".lock"} == {"config.json", "eval.csv", "train.csv", "checkpoint.pt"}
-    assert [p.name for p in cli.folder.iterdir()] == ["runs"]  # no MUJOCO_LOG.TXT, nothing else
-    assert result.stdout == "" and messages(result.stderr) == []
-    bar = result.stderr.replace("\r", "\n").strip().splitlines()[-1]
+    assert stdout == "" and messages(stderr) == []
+    bar = stderr.replace("\r", "\n").strip().splitlines()[-1]
     assert "500/500" in bar and "step/s" in bar and "evaluated" in bar and "<" in bar  # steps, SPS, evaluation, ETA
 
     config = json.loads((run_dir / "config.json").read_text())
-    assert config["args"]["env_id"] == "Ant-v4" and config["args"].get("target_entropy", -8) == -8
+    assert config["args"]["env_id"] == "Hopper-v4" and config["args"].get("target_entropy", -3) == -3
     assert config["versions"]["torch"] == torch.__version__ and config["script"] == cli.name and config["device"]
     assert set(config["args"]) == {f.name for f in module.dataclasses.fields(module.Args)}
 
@@ -94,9 +92,15 @@ def test_defaults_depend_on_the_environment_whatever_its_version():
     assert rac_sac.eval_conditions(rac_sac.check_args(rac_sac.Args())) == pytest.approx([0.8 / 12 * i for i in range(1, 13)])
 
 
+def test_help_from_the_command_line(cli):
+    result = cli.run("--help")
+    assert result.stdout.startswith("usage: ") and "--utd" in result.stdout and result.stderr == ""
+
+
 @every_script
 def test_help_explains_every_argument(cli):
-    text, module = cli.run("--help").stdout, importlib.import_module(cli.name)
+    cli.monkeypatch.setenv("COLUMNS", "120")
+    text, module = cli.call("--help").stdout, importlib.import_module(cli.name)
     for field in module.dataclasses.fields(module.Args):
         assert f"--{field.name.replace('_', '-')}" in text
     source = (ROOT / f"{cli.name}.py").read_text()
@@ -104,7 +108,7 @@ def test_help_explains_every_argument(cli):
     assert len(re.findall(r'^    """', body, re.M)) == len(module.dataclasses.fields(module.Args))
 
 
-@pytest.mark.parametrize("env_id", ["Pendulum-v1", "Ant-v5", "Humanoid-v4"])
+@pytest.mark.parametrize("env_id", ["Pendulum-v1", "Ant-v5", "Ant-v4", "Humanoid-v4"])
 def test_other_environments(cli, env_id):
     run_dir = cli.train("run", "--total-timesteps", "250", env_id=env_id)
     assert rows_of(run_dir / "eval.csv") == 2
@@ -122,8 +126,8 @@ def test_train_is_a_function_for_other_programs(cli):
             "    print(one.shape, many.shape, abs(one) <= 2)\n")  # fmt: skip
     (cli.folder / "program.py").write_text(code)
     env = {**cli.env, "PYTHONPATH": f"{ROOT}:{cli.env['PYTHONPATH']}"}
-    result = subprocess.run([sys.executable, "program.py", "--env-id", "Pendulum-v1", *cli.tiny], cwd=cli.folder, env=env,
-                            capture_output=True, text=True)  # fmt: skip
+    command = [sys.executable, "program.py", "--env-id", "Pendulum-v1", *cli.tiny, "--eval-workers", "1"]
+    result = subprocess.run(command, cwd=cli.folder, env=env, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines() == ["True 500 True", "(1,) (5, 1) [ True]"]
     silent = subprocess.run([sys.executable, "-c", "import rac_sac"], cwd=cli.folder, env=env, capture_output=True, text=True)
@@ -133,148 +137,163 @@ def test_train_is_a_function_for_other_programs(cli):
 # ------------------------------------------------------------------------------------------------------------ determinism
 @every_script
 def test_seeds_and_workers(cli):
-    """The same seed gives the same run, whatever the number of workers; another seed another."""
-    one = cli.train("one", "--bias-frequency", "200", "--total-timesteps", "300")
-    two = cli.train("two", "--bias-frequency", "200", "--total-timesteps", "300", "--eval-workers", "2")
+    """The same seed gives the same run, whatever the number of workers, none included; another seed another."""
+    options = ("--bias-frequency", "200", "--total-timesteps", "300")
+    none = cli.train("none", *options)
+    cli.run("--env-id", "Hopper-v4", "--run-name", "two", *cli.tiny, *options, "--eval-workers", "2")
     other = cli.train("other", "--seed", "2", "--total-timesteps", "300")
-    assert_same_run(one, two)
-    assert without_wall_clock(one / "eval.csv")[1:] != without_wall_clock(other / "eval.csv")[1:]
-    with open(one / "eval.csv") as file:
+    assert_same_run(none, cli.folder / "runs/two")
+    assert without_wall_clock(none / "eval.csv")[1:] != without_wall_clock(other / "eval.csv")[1:]
+    with open(none / "eval.csv") as file:
         bias = {row["step"]: (row["bias_mean"], row["bias_std"]) for row in csv.DictReader(file)}
     assert all(np.isfinite(float(x)) for x in bias["200"]) and bias["300"] == ("", "")
 
 
-@every_script
-def test_sigkill_and_resume_is_exact(cli):
-    """Killed before the first checkpoint, between checkpoints and while evaluations pend: the same run in the end."""
-    whole = cli.train("whole")
-    options = ("--checkpoint-seconds", "0.05")
-    process = cli.start("--env-id", "Hopper-v4", "--run-name", "cut", *cli.tiny, *options)
-    cut = cli.folder / "runs" / "cut"
-    wait_until(lambda: rows_of(cut / "train.csv") > 3)
-    checkpoint = cut / "checkpoint.pt"
-    kill(process)
-    assert torch.load(checkpoint, weights_only=True)["global_step"] < 500
-    for step in (220, 420):
-        process = cli.start("--resume", cut)
-        wait_until(lambda step=step: last_step(cut / "train.csv") > step)
-        assert process.poll() is None
-        kill(process)
-        assert torch.load(checkpoint, weights_only=True)["global_step"] > 0  # a checkpoint is whole at every moment
+def test_evaluation_in_this_process_starts_no_other(cli, whole):
+    """--eval-workers 0 is for debuggers and for machines where processes are unwelcome; one worker gives the same run."""
+    cli.monkeypatch.setattr("multiprocessing.process.BaseProcess.start", lambda self: pytest.fail("a process was started"))
+    assert_same_run(whole[0], cli.train("run"))
+
+
+@slow_but("rac_sac")
+def test_sigkill_and_resume_is_exact(cli, whole):
+    """Killed in the random start, between checkpoints and while evaluations pend: the same run in the end."""
+    arguments = ("--checkpoint-seconds", "0.05", "--eval-workers", "1")
+    for at in (30, 220, 150):  # in steps of the process, which repeats the episode that was cut
+        with cli.held("cut", *arguments, at=at) as (process, cut):
+            cli.holding(process)
+            kill(process)
+        assert final_state(cut)["global_step"] < 500  # a checkpoint is whole at every moment
+        arguments = ("--resume", cut)
+    assert final_state(cut)["global_step"] > 200
     cli.run("--resume", cut)
-    assert_same_run(whole, cut)
+    assert_same_run(whole[0], cut)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_write_a_checkpoint(cli, number):
-    whole = cli.train("whole")
-    process = cli.start("--env-id", "Hopper-v4", "--run-name", "cut", *cli.tiny)
-    cut = cli.folder / "runs" / "cut"
-    wait_until(lambda: last_step(cut / "train.csv") > 250)
-    workers = children(process.pid)
-    _, err = kill(process, number)
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_signals_write_a_checkpoint(cli, whole, number):
+    with cli.held("cut", "--eval-workers", "1", at=260) as (process, cut):
+        cli.holding(process)
+        workers = children(process.pid)
+        process.send_signal(number)
+        cli.release()
+        _, err = process.communicate(timeout=240)
     assert process.returncode == 128 + number
     match = re.search(r"stopped at step (\d+); go on with: python (\S+\.py --resume runs/cut)", err)
-    assert match and final_state(cut)["global_step"] == int(match[1]) < 500
+    assert match and final_state(cut)["global_step"] == int(match[1]) == 260
     assert workers and not any(Path(f"/proc/{pid}").exists() for pid in workers)
     cli.run(*match[2].split()[1:])
-    assert_same_run(whole, cut)
+    assert_same_run(whole[0], cut)
 
 
 def test_workers_die_with_a_killed_run(cli):
-    process = cli.start("--env-id", "Hopper-v4", "--run-name", "cut", *cli.tiny, "--eval-workers", "2")
-    workers = wait_until(lambda: len(children(process.pid)) == 2 and children(process.pid))
-    wait_until(lambda: rows_of(cli.folder / "runs/cut/eval.csv") > 0)
-    kill(process)
-    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), 20)
+    """In the middle of their work: they wait in an environment's step."""
+    with cli.held("cut", "--eval-workers", "2") as (process, _):
+        workers = cli.holding(process, 2)
+        assert sorted(children(process.pid)) == sorted(workers)
+        kill(process)
+        wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
 
 
-def test_a_dead_worker_is_named_and_its_evaluation_repeated(cli):
-    whole = cli.train("whole")
-    process = cli.start("--env-id", "Hopper-v4", "--run-name", "cut", *cli.tiny)
-    cut = cli.folder / "runs" / "cut"
-    wait_until(lambda: rows_of(cut / "train.csv") > 5)
-    (worker,) = wait_until(lambda: children(process.pid))
-    os.kill(worker, signal.SIGKILL)
-    _, err = process.communicate(timeout=300)
+def test_a_dead_worker_is_named_and_its_evaluation_repeated(cli, whole):
+    with cli.held("cut", "--eval-workers", "1") as (process, cut):
+        (worker,) = cli.holding(process)
+        assert children(process.pid) == [worker]
+        cli.release()
+        os.kill(worker, signal.SIGKILL)
+        _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     assert re.search(rf"evaluation worker 0 \(process {worker}\) died with exit code -9; its evaluation is repeated", err)
-    assert_same_run(whole, cut)
+    assert_same_run(whole[0], cut)
 
 
-def test_more_steps_on_resume(cli):
-    whole = cli.train("whole")
+def test_more_steps_on_resume(cli, whole):
     grown = cli.train("grown", "--total-timesteps", "400")
-    result = cli.run("--resume", grown, "--env-id", "Hopper-v4", "--total-timesteps", "500", "--seed", "9")
+    result = cli.call("--resume", grown, "--env-id", "Hopper-v4", "--total-timesteps", "500", "--seed", "9")
     assert messages(result.stderr) == ["not used, because the arguments that the run was saved with win: seed"]
-    assert_same_run(whole, grown, files=["eval.csv"])  # its train.csv has one row more, at what was its last step
+    assert_same_run(whole[0], grown, files=["eval.csv"])  # its train.csv has one row more, at what was its last step
     assert json.loads((grown / "config.json").read_text())["args"]["total_timesteps"] == 500
-    error = cli.run("--resume", grown, "--total-timesteps", "450", code=2).stderr
+    error = cli.call("--resume", grown, "--total-timesteps", "450", code=2).stderr
     assert "total_timesteps is 450; on resuming it may only grow, from 500." in error
     before = (grown / "eval.csv").read_text()
-    cli.run("--resume", grown)  # a finished run is left as it is
+    cli.call("--resume", grown)  # a finished run is left as it is
     assert (grown / "eval.csv").read_text() == before
 
 
-def test_killed_before_the_first_timed_checkpoint(cli):
+def test_killed_before_the_first_timed_checkpoint(cli, whole):
     """It starts again from step 0; but a run with rows whose checkpoint is lost is not thrown away."""
-    whole = cli.train("whole")
-    process = cli.start("--env-id", "Hopper-v4", "--run-name", "cut", *cli.tiny, "--checkpoint-seconds", "1000")
-    cut = cli.folder / "runs" / "cut"
-    wait_until(lambda: rows_of(cut / "eval.csv") > 0)
-    kill(process)
+    with cli.held("cut", "--checkpoint-seconds", "1000", at=260) as (process, cut):
+        cli.holding(process)
+        assert rows_of(cut / "eval.csv") == 1 and last_step(cut / "train.csv") > 0
+        kill(process)
     assert torch.load(cut / "checkpoint.pt", weights_only=True)["global_step"] == 0
-    cli.run("--resume", cut)
-    assert_same_run(whole, cut)
+    cli.call("--resume", cut)
+    assert_same_run(whole[0], cut)
     (cut / "checkpoint.pt").unlink()
     before = (cut / "eval.csv").read_text()
-    assert "checkpoint.pt does not exist" in cli.run("--resume", cut, code=2).stderr
+    assert "checkpoint.pt does not exist" in cli.call("--resume", cut, code=2).stderr
     assert (cut / "eval.csv").read_text() == before
     (cut / "eval.csv").unlink()
     (cut / "train.csv").unlink()
-    cli.run("--resume", cut)  # nothing but config.json, as after a kill in the first moments
-    assert_same_run(whole, cut)
+    cli.call("--resume", cut)  # nothing but config.json, as after a kill in the first moments
+    assert_same_run(whole[0], cut)
 
 
 def test_two_processes_cannot_share_a_run_directory(cli):
-    process = cli.start("--env-id", "Hopper-v4", "--run-name", "run", *cli.tiny, "--total-timesteps", "5000")
-    run_dir = cli.folder / "runs" / "run"
-    wait_until(lambda: rows_of(run_dir / "train.csv") > 0)
-    assert f"{run_dir} is in use by another process." in cli.run("--resume", run_dir, code=2).stderr
-    assert "exists already" in cli.run("--run-name", "run", *cli.tiny, code=2).stderr
-    assert process.poll() is None
-    kill(process)
+    with cli.held("run", at=100) as (process, run_dir):
+        cli.holding(process)
+        assert f"{run_dir} is in use by another process." in cli.call("--resume", run_dir, code=2).stderr
+        assert "exists already" in cli.call("--run-name", "run", *cli.tiny, code=2).stderr
+        assert process.poll() is None
 
 
 def test_resume_says_when_it_cannot_be_exact(cli):
     run_dir = cli.train("run", "--total-timesteps", "205", env_id="toy_envs:Lottery-v0")
-    result = cli.run("--resume", run_dir, "--total-timesteps", "300")
+    result = cli.call("--resume", run_dir, "--total-timesteps", "300")
     assert "Lottery-v0 is not deterministic" in result.stderr
 
 
 # ----------------------------------------------------------------------------------------------------- evaluate and video
-@family_and_single
-def test_evaluate_and_video(cli):
-    run_dir = cli.train("run", "--total-timesteps", "300", "--capture-video")
-    condition, count = CONDITIONS[cli.name], 1 if cli.name == "vanilla_rac" else 3
-    (video,) = (run_dir / "videos").glob(f"step-300-{condition}-*.mp4")
-    assert video.stat().st_size > 1000 and b"ftyp" in video.read_bytes()[:16]
+def table(stdout: str) -> dict[str, tuple[float, float]]:
+    lines = [line.split() for line in stdout.splitlines()]
+    return {line[0]: (float(line[1]), float(line[2])) for line in lines if line and re.fullmatch(r"[012]\.\d{4}", line[0])}
+
+
+@every_script
+def test_evaluate(cli, whole):
+    run_dir = cli.folder / "run"
+    shutil.copytree(whole[0], run_dir)
     before = {p.name: p.read_bytes() for p in run_dir.iterdir() if p.is_file()}
-    result = cli.run("--evaluate", run_dir, "--capture-video")
-    table = [line.split() for line in result.stdout.splitlines()]
-    values = {line[0]: (float(line[1]), float(line[2])) for line in table if line and re.fullmatch(r"[012]\.\d{4}", line[0])}
-    assert len(values) == count and all(v > 0 for v, _ in values.values())
+    result = cli.call("--evaluate", run_dir)
+    values = table(result.stdout)
+    assert len(values) == (1 if cli.name == "vanilla_rac" else 3) and all(v > 0 for v, _ in values.values())
     assert cli.name != "rac_sac" or list(values) == ["0.2667", "0.5333", "0.8000"]
     assert result.stdout.count("best in training") == 1 and messages(result.stderr) == []
-    again = cli.run("--evaluate", run_dir, "--eval-episodes", "7")
-    assert result.stdout.startswith(again.stdout) and messages(again.stderr)[0].endswith("win: eval_episodes")
-    assert list((run_dir / "videos").glob(f"evaluate-step-300-{condition}-*.mp4"))
+    again = cli.call("--evaluate", run_dir, "--eval-episodes", "7")
+    assert result.stdout == again.stdout and messages(again.stderr)[0].endswith("win: eval_episodes")
     after = {p.name: p.read_bytes() for p in run_dir.iterdir() if p.is_file()}
     with open(run_dir / "evaluate.csv") as file:
         rows = list(csv.DictReader(file))
-    written = {f"{float(r[condition]):.4f}": (round(float(r["return"]), 1), round(float(r["return_std"]), 1)) for r in rows}
-    assert written == values and {r["step"] for r in rows} == {"300"}
+    numbers = {float(r[CONDITIONS[cli.name]]): (float(r["return"]), float(r["return_std"])) for r in rows}
+    written = {f"{condition:.4f}": (round(mean, 1), round(std, 1)) for condition, (mean, std) in numbers.items()}
+    assert written == values and {r["step"] for r in rows} == {"500"}
     assert [r["best_in_training"] for r in rows].count("1") == 1
+    assert before == {name: content for name, content in after.items() if name != "evaluate.csv"}
+
+
+@pytest.mark.slow
+@every_script
+def test_evaluate_and_video(cli):
+    cli.run("--env-id", "Hopper-v4", "--run-name", "run", *cli.tiny, "--total-timesteps", "300", "--capture-video")
+    run_dir, condition = cli.folder / "runs/run", CONDITIONS[cli.name]
+    (video,) = (run_dir / "videos").glob(f"step-300-{condition}-*.mp4")
+    assert video.stat().st_size > 1000 and b"ftyp" in video.read_bytes()[:16]
+    before = {p.name: p.read_bytes() for p in run_dir.iterdir() if p.is_file()}
+    result = cli.run("--evaluate", run_dir, "--capture-video", "--eval-workers", "1")
+    assert result.stdout.count("best in training") == 1 and table(result.stdout)
+    assert messages(result.stderr) == ["not used, because the arguments that the run was saved with win: eval_workers"]
+    assert list((run_dir / "videos").glob(f"evaluate-step-300-{condition}-*.mp4"))
+    after = {p.name: p.read_bytes() for p in run_dir.iterdir() if p.is_file()}
     assert before == {name: content for name, content in after.items() if name != "evaluate.csv"}
 
 
@@ -296,6 +315,7 @@ def wandb_records(path: Path):
             part = b""
 
 
+@pytest.mark.slow
 def test_tracking_without_network(cli):
     """A key, but no way to the server: one line, and offline."""
     cli.env.update(WANDB_API_KEY="0" * 40, WANDB_BASE_URL="http://127.0.0.1:9")
@@ -305,7 +325,7 @@ def test_tracking_without_network(cli):
     assert list((cli.folder / "runs/run/wandb").glob("offline-run-*/*.wandb"))
 
 
-@family_and_single
+@slow_but("rac_sac")
 def test_offline_tracking_holds_the_history(cli):
     result = cli.run("--env-id", "Hopper-v4", "--run-name", "run", *cli.tiny, "--total-timesteps", "300", "--track")
     run_dir = cli.folder / "runs" / "run"
@@ -343,19 +363,23 @@ def test_offline_tracking_holds_the_history(cli):
         assert {"losses/alpha", "losses/alpha_loss", "eval/return_0.8", "eval/alpha_0.8"} <= names
 
 
+@pytest.mark.slow
 def test_tracked_runs_end_as_what_they_are(cli):
     """Exit code 1 where training fails, 255 (killed) where it is stopped: neither is finished."""
     failed = cli.run("--env-id", "toy_envs:InfReward-v0", "--run-name", "failed", *cli.tiny, "--track", code=1)
     assert "non-finite reward" in failed.stderr and "Traceback" not in failed.stderr
-    process = cli.start("--env-id", "Hopper-v4", "--run-name", "stopped", *cli.tiny, "--track")
-    wait_until(lambda: last_step(cli.folder / "runs/stopped/train.csv") > 250)
-    kill(process, signal.SIGTERM)
+    with cli.held("stopped", "--track", at=260) as (process, _):
+        cli.holding(process)
+        process.send_signal(signal.SIGTERM)
+        cli.release()
+        process.communicate(timeout=240)
     for name, code in (("failed", 1), ("stopped", 255)):
         (path,) = (cli.folder / "runs" / name / "wandb").glob("offline-run-*/*.wandb")
         assert [r.exit.exit_code for r in wandb_records(path) if r.WhichOneof("record_type") == "exit"] == [code]
 
 
 # ------------------------------------------------------------------------------------------------------------ compilation
+@pytest.mark.slow
 def test_no_compiler_falls_back_to_eager(cli):
     cli.env.update(CXX="no-such-compiler", TORCHINDUCTOR_CACHE_DIR=str(cli.folder.parent / "empty"))
     arguments = [a for a in cli.tiny if a != "--no-compile"]
@@ -364,6 +388,7 @@ def test_no_compiler_falls_back_to_eager(cli):
     assert json.loads((cli.folder / "runs/run/config.json").read_text())["args"]["compile"] is False
 
 
+@pytest.mark.slow
 def test_interrupted_while_compiling(cli):
     """Ctrl-C in a terminal goes to the compiler too."""
     cli.env.update(TORCHINDUCTOR_CACHE_DIR=str(cli.folder.parent / "empty"))
@@ -382,6 +407,8 @@ def test_interrupted_while_compiling(cli):
     assert final_state(cli.folder / "runs/run")["global_step"] >= 0
 
 
+@pytest.mark.slow
+@every_script
 def test_compiled_run_resumes_exactly(cli):
     """Compiled, with the default deterministic settings, across processes."""
     arguments = [a for a in cli.tiny if a != "--no-compile"]

@@ -3,6 +3,8 @@
 import multiprocessing
 import os
 import signal
+import time
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -57,7 +59,28 @@ class Lottery(Counter):
         return obs + np.random.default_rng().normal(), *rest
 
 
+class Held(gym.Wrapper):
+    """Hopper-v4 that waits for a test to act: in training at its step HOLD_AT, in workers at their first if HOLD_WORKERS is 1.
+
+    It says so by a file held.<process>, and goes on when there is a file `release`.
+    """
+
+    def __init__(self):
+        super().__init__(gym.make("Hopper-v4", disable_env_checker=True))
+        self.steps, in_training = 0, multiprocessing.parent_process() is None
+        self.hold_at = int(os.environ.get("HOLD_AT" if in_training else "HOLD_WORKERS", 0))
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == self.hold_at and not Path("release").exists():
+            Path(f"held.{os.getpid()}").touch()
+            while not Path("release").exists():
+                time.sleep(0.01)
+        return super().step(action)
+
+
 for name, entry, kwargs in (
+    ("Hopper-v0", Held, {}),
     ("Truncating-v0", Counter, {}),
     ("Terminating-v0", Counter, {"ends": "termination"}),
     ("NanObservation-v0", Counter, {"bad": "observation"}),

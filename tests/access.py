@@ -1,0 +1,193 @@
+"""How the tests of the mathematics reach into a script: its parameters in float64, and one update of each network.
+
+Everything that depends on how a script keeps its parameters is here, so that the tests themselves state mathematics alone.
+"""
+
+import dataclasses
+from types import SimpleNamespace
+
+import numpy as np
+import reference
+import torch
+
+OBS, ACT, BATCH, MEMBERS = 5, 3, 32, 4
+
+
+def kind_of(module) -> str:
+    """Which of the four algorithms a script is, or was copied from, by its own arguments."""
+    fields = {field.name for field in dataclasses.fields(module.Args)}
+    kinds = {"policy_noise": "td3", "min_size": "vanilla", "train_k_max": "itm", "train_beta_max": "sac"}
+    return next(kind for field, kind in kinds.items() if field in fields)
+
+
+def make_learner(module, device="cpu", **options):
+    """A small learner with 100 random transitions in its replay, every fourth of them terminated."""
+    options = {"utd": 3, "num_critics": MEMBERS, "hidden_dim": 24, "batch_size": BATCH, "buffer_size": 200, "compile": False,
+               "total_timesteps": 200, "learning_starts": 20, "q_lr_warmup_end": 40, **options}  # fmt: skip
+    if kind_of(module) != "td3":
+        options.setdefault("target_entropy", -3.0)
+    learner = module.Learner(module.check_args(module.Args(**options)), OBS, ACT, torch.device(device))
+    rng = np.random.default_rng(7)
+    for step in range(100):
+        obs, action, next_obs = rng.normal(size=OBS), rng.uniform(-1, 1, ACT), rng.normal(size=OBS)
+        learner.store(step, obs, action, rng.normal(), step % 4 == 3, next_obs)
+    return learner
+
+
+def minibatch(kind, learner, seed=4):
+    """rows (B, 2*O + A + 2), the condition of each sample (B,) and noise (B, A); the first two also split, in float64.
+
+    With this seed no unit of the critics is so close to zero that float32 and float64 take different sides of its ReLU.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    rows = learner.replay[torch.randint(100, (BATCH,), generator=generator)]
+    uniform, noise = torch.rand(BATCH, generator=generator), torch.randn(BATCH, ACT, generator=generator)
+    condition = 1 + 3 * uniform if kind == "itm" else 0.01 + 0.79 * uniform
+    parts = np.split(rows.double().numpy(), np.cumsum([OBS, ACT, 1, 1]), 1)
+    exact = SimpleNamespace(obs=parts[0], action=parts[1], reward=parts[2][:, 0], terminated=parts[3][:, 0], next_obs=parts[4],
+                            condition=condition.double().numpy(), noise=noise.double().numpy())  # fmt: skip
+    exact.seen = np.zeros((BATCH, 0)) if kind == "vanilla" else np.log(exact.condition)[:, None]
+    return rows, condition, noise, exact
+
+
+def views(learner, network, flat=None):
+    flat = learner.state[flat or network].cpu()
+    return {name: view.double().numpy() for name, view in learner.networks[network].views(flat).items()}
+
+
+def members(learner, which="critic"):
+    """The online or target ensemble as N lists of float64 layers (weight (in, out), bias (out,))."""
+    found = views(learner, "critic", which)
+    layers = [(found[f"layer{i}.weight"], found[f"layer{i}.bias"]) for i in (1, 2, 3)]
+    return [[(w[m], b[m, 0]) for w, b in layers] for m in range(len(layers[0][0]))]
+
+
+def actor_heads(kind, learner):
+    """The actor as lists of float64 layers, one for each head: towards the action, or the mean and the log std."""
+    found = views(learner, "actor")
+    names = ("head",) if kind == "td3" else ("mean", "log_std")
+    return [[(found[f"{n}.weight"].T, found[f"{n}.bias"]) for n in ("layer1", "layer2", name)] for name in names]
+
+
+def gaussian(kind, learner, x):
+    """Mean and log std of the actor at its inputs x (B, in), in float64."""
+    mean, log_std = (reference.relu_network(head, x)[-1] for head in actor_heads(kind, learner))
+    return mean, np.clip(log_std, -10, 2)
+
+
+def temperature_layers(learner):
+    found = views(learner, "temperature")
+    return [(found[f"network.{i}.weight"].T, found[f"network.{i}.bias"]) for i in (0, 2)]
+
+
+def alpha(kind, learner, condition):
+    """The temperature of each condition (B,), in float64."""
+    if kind == "vanilla":
+        return np.exp(views(learner, "temperature")["log_alpha"])
+    outputs = reference.relu_network(temperature_layers(learner), np.log(condition)[:, None])
+    return np.exp(outputs[-1][:, 0] + learner.args.initial_log_alpha)
+
+
+def first_step(lr, dtype=torch.float32):
+    """The optimiser's scales in its first update."""
+    return torch.tensor([lr / 0.1, 0.001**0.5], dtype=dtype)
+
+
+def gradients(learner, name):
+    """The gradient of a first update, by layer: Adam's first moment is a tenth of it."""
+    return {key: 10 * value for key, value in views(learner, name, f"{name}_m").items()}
+
+
+@torch.no_grad()
+def update_critics(module, learner, rows, condition, noise, size, keys, functions=None, state=None, noise_clip=0.95):
+    """The targets' inputs and one critic and Polyak step; size and keys choose the subset of in-target minimisation."""
+    kind, functions, networks, args = kind_of(module), functions or module, learner.networks, learner.args
+    state = learner.state if state is None else state
+    scales, rates, bonus = first_step(3e-4, rows.dtype).to(rows.device), (0.99, 0.005), None
+    if kind == "td3":
+        next_action = functions.prepare_targets(networks, state, rows, condition, noise, noise_clip)
+        functions.update_critics(networks, state, rows, condition, next_action, scales, *rates)
+    elif kind == "vanilla":
+        next_action, bonus = functions.prepare_targets(networks, state, rows, noise)
+        functions.update_critics(
+            networks, state, rows, next_action, bonus, size, keys, scales, *rates, args.beta, args.target_rule)  # fmt: skip
+    elif kind == "itm":
+        next_action, bonus = functions.prepare_targets(networks, state, rows, condition, noise)
+        functions.update_critics(networks, state, rows, condition, size, keys, next_action, bonus, scales, *rates)
+    else:
+        next_action, bonus = functions.prepare_targets(networks, state, rows, condition, noise)
+        functions.update_critics(networks, state, rows, condition, next_action, bonus, scales, *rates)
+    found = gradients(learner, "critic") if state is learner.state else {}
+    grads = [(found[f"layer{i}.weight"], found[f"layer{i}.bias"]) for i in (1, 2, 3)] if found else None
+    return SimpleNamespace(next_action=next_action, bonus=bonus, loss=state["metrics"][0].item(), grads=grads)
+
+
+@torch.no_grad()
+def update_actor(module, learner, rows, condition, noise, lr=3e-4):
+    """One actor step: its metrics, and its gradients by layer as (weight (in, out), bias (out,))."""
+    kind, scales = kind_of(module), first_step(lr)
+    own = {"td3": [condition], "vanilla": [noise]}.get(kind, [condition, noise])
+    module.update_actor(learner.networks, learner.state, rows, *own, scales)
+    metrics = dict(zip(module.METRICS, learner.state["metrics"].tolist(), strict=True))
+    found = gradients(learner, "actor")
+    names = ("layer1", "layer2", *(("head",) if kind == "td3" else ("mean", "log_std")))
+    return metrics, {name: (found[f"{name}.weight"].T, found[f"{name}.bias"]) for name in names}
+
+
+@torch.no_grad()
+def update_temperature(module, learner, rows, condition, noise, target_entropy):
+    """One temperature step: its loss and its gradients by layer (of vanilla's scalar, a number)."""
+    own = [noise] if kind_of(module) == "vanilla" else [condition, noise]
+    module.update_temperature(learner.networks, learner.state, rows, *own, first_step(3e-4), target_entropy)
+    found = gradients(learner, "temperature")
+    loss = dict(zip(module.METRICS, learner.state["metrics"].tolist(), strict=True))["alpha_loss"]
+    if "log_alpha" in found:
+        return loss, float(found["log_alpha"].item())
+    return loss, [(found[f"network.{i}.weight"].T, found[f"network.{i}.bias"]) for i in (0, 2)]
+
+
+def parameters(learner, *names) -> dict[str, torch.Tensor]:
+    """A copy of all parameters of the named networks: actor, critic, target, temperature."""
+    return {name: learner.state[name].detach().clone() for name in names}
+
+
+def weights(learner, kind) -> list[np.ndarray]:
+    """Every parameter of the networks that were made from the seed, flat."""
+    names = [name for name in all_networks(kind) if name != "target"]
+    return [view.ravel() for name in names for view in views(learner, name).values()]
+
+
+def all_networks(kind) -> tuple[str, ...]:
+    return ("actor", "critic", "target") + (() if kind == "td3" else ("temperature",))
+
+
+def shake_target(learner):
+    """Move the target ensemble away from the online one, where it begins."""
+    target = learner.state["target"]
+    target += 0.1 * torch.randn(target.shape, generator=torch.Generator().manual_seed(1))
+
+
+def critic_at(learner, obs, action, seen):
+    """Q of all members (N, B) by the script's own network."""
+    critic = learner.networks["critic"]
+    inputs = (obs, action, seen) if seen.shape[1] else (obs, action)
+    return critic(critic.views(learner.state["critic"]), *inputs)
+
+
+def bound(learner, name):
+    """A network as evaluation gets it."""
+    return learner.networks[name].bind(learner.copy_of(name))
+
+
+def record_calls(module, learner, name):
+    """The arguments of all calls of a compiled function from now on, by parameter name; the function itself still runs."""
+    import inspect
+
+    calls, inner, signature = [], getattr(learner, name), inspect.signature(getattr(module, name))
+
+    def recorder(*arguments):
+        calls.append({k: v.clone() if torch.is_tensor(v) else v for k, v in signature.bind(*arguments).arguments.items()})
+        return inner(*arguments)
+
+    setattr(learner, name, recorder)
+    return calls

@@ -4,6 +4,7 @@ Everything that depends on how a script keeps its parameters is here, so that th
 """
 
 import dataclasses
+import inspect
 from types import SimpleNamespace
 
 import numpy as np
@@ -50,23 +51,30 @@ def minibatch(kind, learner, seed=4):
     return rows, condition, noise, exact
 
 
-def views(learner, network, flat=None):
-    flat = learner.state[flat or network].cpu()
-    return {name: view.double().numpy() for name, view in learner.networks[network].views(flat).items()}
+def views(learner, network):
+    """A network's parameters by name, in float64."""
+    return {name: tensor.double().cpu().numpy() for name, tensor in getattr(learner, network).named_parameters()}
 
 
 def members(learner, which="critic"):
     """The online or target ensemble as N lists of float64 layers (weight (in, out), bias (out,))."""
-    found = views(learner, "critic", which)
-    layers = [(found[f"layer{i}.weight"], found[f"layer{i}.bias"]) for i in (1, 2, 3)]
+    found = views(learner, which)
+    layers = [(found[f"{i}.weight"], found[f"{i}.bias"]) for i in (0, 2, 4)]
     return [[(w[m], b[m, 0]) for w, b in layers] for m in range(len(layers[0][0]))]
+
+
+def actor_layers(kind) -> dict[str, str]:
+    """Where the actor's layers are in the script, by the names that the tests give them."""
+    if kind == "td3":
+        return {"layer1": "0", "layer2": "2", "head": "4"}
+    return {"layer1": "body.0", "layer2": "body.2", "mean": "mean", "log_std": "log_std"}
 
 
 def actor_heads(kind, learner):
     """The actor as lists of float64 layers, one for each head: towards the action, or the mean and the log std."""
-    found = views(learner, "actor")
-    names = ("head",) if kind == "td3" else ("mean", "log_std")
-    return [[(found[f"{n}.weight"].T, found[f"{n}.bias"]) for n in ("layer1", "layer2", name)] for name in names]
+    found, places = views(learner, "actor"), actor_layers(kind)
+    layers = {name: (found[f"{place}.weight"].T, found[f"{place}.bias"]) for name, place in places.items()}
+    return [[layers["layer1"], layers["layer2"], layers[name]] for name in list(places)[2:]]
 
 
 def gaussian(kind, learner, x):
@@ -94,53 +102,57 @@ def first_step(lr, dtype=torch.float32):
 
 
 def gradients(learner, name):
-    """The gradient of a first update, by layer: Adam's first moment is a tenth of it."""
-    return {key: 10 * value for key, value in views(learner, name, f"{name}_m").items()}
+    """The gradient of a first update, by parameter: Adam's first moment is a tenth of it."""
+    names = [key for key, _ in getattr(learner, name).named_parameters()]
+    moments = learner.moments[name]
+    return {key: 10 * first.double().cpu().numpy() for key, (first, _) in zip(names, moments, strict=True)}
 
 
 @torch.no_grad()
-def update_critics(module, learner, rows, condition, noise, size, keys, functions=None, state=None, noise_clip=0.95):
-    """The targets' inputs and one critic and Polyak step; size and keys choose the subset of in-target minimisation."""
-    kind, functions, networks, args = kind_of(module), functions or module, learner.networks, learner.args
-    state = learner.state if state is None else state
-    scales, rates, bonus = first_step(3e-4, rows.dtype).to(rows.device), (0.99, 0.005), None
+def update_critics(module, learner, rows, condition, noise, size, keys, functions=None, noise_clip=0.95):
+    """The targets' inputs and one critic and Polyak step; size and keys choose the subset of in-target minimisation.
+
+    functions: the learner, for its compiled functions, or by default the script's own.
+    """
+    kind, functions, args = kind_of(module), functions or module, learner.args
+    next_obs, bonus = rows[:, -learner.sizes[0] :], []
+    conditioned = [] if kind == "vanilla" else [condition]
     if kind == "td3":
-        next_action = functions.prepare_targets(networks, state, rows, condition, noise, noise_clip)
-        functions.update_critics(networks, state, rows, condition, next_action, scales, *rates)
-    elif kind == "vanilla":
-        next_action, bonus = functions.prepare_targets(networks, state, rows, noise)
-        functions.update_critics(
-            networks, state, rows, next_action, bonus, size, keys, scales, *rates, args.beta, args.target_rule)  # fmt: skip
-    elif kind == "itm":
-        next_action, bonus = functions.prepare_targets(networks, state, rows, condition, noise)
-        functions.update_critics(networks, state, rows, condition, size, keys, next_action, bonus, scales, *rates)
+        next_action = functions.prepare_targets(learner.actor, next_obs, condition, noise, noise_clip)
     else:
-        next_action, bonus = functions.prepare_targets(networks, state, rows, condition, noise)
-        functions.update_critics(networks, state, rows, condition, next_action, bonus, scales, *rates)
-    found = gradients(learner, "critic") if state is learner.state else {}
-    grads = [(found[f"layer{i}.weight"], found[f"layer{i}.bias"]) for i in (1, 2, 3)] if found else None
-    return SimpleNamespace(next_action=next_action, bonus=bonus, loss=state["metrics"][0].item(), grads=grads)
+        next_action, *bonus = functions.prepare_targets(learner.actor, learner.temperature, next_obs, *conditioned, noise)
+    constants = (learner.critic, learner.target, learner.moments["critic"], learner.metrics, learner.sizes, 0.99, 0.005)
+    own = (args.beta, args.target_rule) if kind == "vanilla" else ()
+    subset = (size, keys) if kind in ("vanilla", "itm") else ()
+    scales = first_step(3e-4, rows.dtype).to(rows.device)
+    functions.update_critics(*constants, *own, scales, rows, *conditioned, next_action, *bonus, *subset)
+    found, loss = gradients(learner, "critic"), learner.metrics[0].item() * len(members(learner))  # the metric is of one member
+    grads = [(found[f"{i}.weight"], found[f"{i}.bias"]) for i in (0, 2, 4)]
+    return SimpleNamespace(next_action=next_action, bonus=bonus[0] if bonus else None, loss=loss, grads=grads)
 
 
 @torch.no_grad()
 def update_actor(module, learner, rows, condition, noise, lr=3e-4):
     """One actor step: its metrics, and its gradients by layer as (weight (in, out), bias (out,))."""
-    kind, scales = kind_of(module), first_step(lr)
+    kind = kind_of(module)
+    networks = [learner.actor, learner.critic] + ([] if kind == "td3" else [learner.temperature])
     own = {"td3": [condition], "vanilla": [noise]}.get(kind, [condition, noise])
-    module.update_actor(learner.networks, learner.state, rows, *own, scales)
-    metrics = dict(zip(module.METRICS, learner.state["metrics"].tolist(), strict=True))
+    obs = rows[:, : learner.sizes[0]]
+    module.update_actor(*networks, learner.moments["actor"], learner.metrics, first_step(lr), obs, *own)
+    metrics = dict(zip(module.METRICS, learner.metrics.tolist(), strict=True))
     found = gradients(learner, "actor")
-    names = ("layer1", "layer2", *(("head",) if kind == "td3" else ("mean", "log_std")))
-    return metrics, {name: (found[f"{name}.weight"].T, found[f"{name}.bias"]) for name in names}
+    layers = {name: (found[f"{place}.weight"].T, found[f"{place}.bias"]) for name, place in actor_layers(kind).items()}
+    return metrics, layers
 
 
 @torch.no_grad()
 def update_temperature(module, learner, rows, condition, noise, target_entropy):
     """One temperature step: its loss and its gradients by layer (of vanilla's scalar, a number)."""
     own = [noise] if kind_of(module) == "vanilla" else [condition, noise]
-    module.update_temperature(learner.networks, learner.state, rows, *own, first_step(3e-4), target_entropy)
+    adam, obs = (learner.moments["temperature"], learner.metrics, first_step(3e-4)), rows[:, : learner.sizes[0]]
+    module.update_temperature(learner.actor, learner.temperature, *adam, target_entropy, obs, *own)
     found = gradients(learner, "temperature")
-    loss = dict(zip(module.METRICS, learner.state["metrics"].tolist(), strict=True))["alpha_loss"]
+    loss = dict(zip(module.METRICS, learner.metrics.tolist(), strict=True))["alpha_loss"]
     if "log_alpha" in found:
         return loss, float(found["log_alpha"].item())
     return loss, [(found[f"network.{i}.weight"].T, found[f"network.{i}.bias"]) for i in (0, 2)]
@@ -148,7 +160,7 @@ def update_temperature(module, learner, rows, condition, noise, target_entropy):
 
 def parameters(learner, *names) -> dict[str, torch.Tensor]:
     """A copy of all parameters of the named networks: actor, critic, target, temperature."""
-    return {name: learner.state[name].detach().clone() for name in names}
+    return {name: torch.nn.utils.parameters_to_vector(getattr(learner, name).parameters()).clone() for name in names}
 
 
 def weights(learner, kind) -> list[np.ndarray]:
@@ -163,26 +175,24 @@ def all_networks(kind) -> tuple[str, ...]:
 
 def shake_target(learner):
     """Move the target ensemble away from the online one, where it begins."""
-    target = learner.state["target"]
-    target += 0.1 * torch.randn(target.shape, generator=torch.Generator().manual_seed(1))
+    generator = torch.Generator().manual_seed(1)
+    for parameter in learner.target.parameters():
+        parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
 
 
 def critic_at(learner, obs, action, seen):
     """Q of all members (N, B) by the script's own network."""
-    critic = learner.networks["critic"]
-    inputs = (obs, action, seen) if seen.shape[1] else (obs, action)
-    return critic(critic.views(learner.state["critic"]), *inputs)
+    return learner.critic(*((obs, action, seen) if seen.shape[1] else (obs, action)))
 
 
-def bound(learner, name):
+def bound(module, learner, name):
     """A network as evaluation gets it."""
-    return learner.networks[name].bind(learner.copy_of(name))
+    sizes = SimpleNamespace(obs_dim=OBS, action_dim=ACT)
+    return module.load_network(learner.args, name, learner.copy_of(name), sizes)
 
 
 def record_calls(module, learner, name):
     """The arguments of all calls of a compiled function from now on, by parameter name; the function itself still runs."""
-    import inspect
-
     calls, inner, signature = [], getattr(learner, name), inspect.signature(getattr(module, name))
 
     def recorder(*arguments):

@@ -213,7 +213,7 @@ def rows_of(path: Path) -> int:
 def without_wall_clock(path: Path) -> list[str]:
     """The lines of a CSV file without the columns that hold times."""
     lines = [line.split(",") for line in path.read_text().splitlines()]
-    keep = [i for i, name in enumerate(lines[0]) if name not in ("wall_seconds", "sps")]
+    keep = [i for i, name in enumerate(lines[0]) if name not in ("charts/wall_seconds", "charts/SPS")]
     return [",".join(line[i] for i in keep) for line in lines]
 
 

@@ -1,10 +1,12 @@
 """Episodes, bounds and spaces."""
 
+import re
 import warnings
 
 import numpy as np
 import pytest
 import torch
+from conftest import ROOT, messages, without_wall_clock
 
 import rac_sac
 
@@ -25,48 +27,97 @@ def test_end_of_episode(cli, env_id, terminated_at_end):
     assert (reward == 1).all()
 
 
+def seen_by(env, monkeypatch) -> list[np.ndarray]:
+    """The actions that arrive at the environment itself."""
+    seen, inner = [], env.unwrapped
+    step = inner.step
+    monkeypatch.setattr(inner, "step", lambda action: (seen.append(np.array(action)), step(action))[1])
+    return seen
+
+
 @pytest.mark.parametrize("env_id,low,high", [("Humanoid-v4", -0.4, 0.4), ("Pendulum-v1", -2, 2), ("Ant-v5", -1, 1)])
-def test_actions_are_rescaled(env_id, low, high):
+def test_actions_are_rescaled(env_id, low, high, monkeypatch):
     env = rac_sac.FlatEnv(env_id)
-    seen = []
-    inner = env.env.unwrapped
-    step, inner.step = inner.step, lambda action: (seen.append(action), step(action))[1]
+    seen = seen_by(env, monkeypatch)
     env.reset(seed=0)
     for action in (-1.0, 0.0, 0.5, 1.0):
         env.step(np.full(env.action_dim, action, np.float32))
-        assert env.env.action_space.contains(seen[-1])
+        assert env.unwrapped.action_space.contains(seen[-1])
     for got, wanted in zip(seen, (low, (low + high) / 2, low + 0.75 * (high - low), high), strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-6)
 
 
-def test_asymmetric_bounds():
-    low, high = np.array([-2.0, 0.0]), np.array([4.0, 1.0])
-    np.testing.assert_allclose(rac_sac.rescale_action(np.array([[-1.0, -1.0], [1.0, 1.0], [0.0, 0.5]]), low, high),
-                               [[-2, 0], [4, 1], [1, 0.75]])  # fmt: skip
+def test_asymmetric_bounds(monkeypatch):
+    env = rac_sac.FlatEnv("toy_envs:Truncating-v0")
+    seen = seen_by(env, monkeypatch)
+    env.reset(seed=0)
+    for action, wanted in ((-1.0, -2.0), (1.0, 4.0), (0.0, 1.0), (0.5, 2.5)):
+        env.step(np.array([action], np.float32))
+        np.testing.assert_allclose(seen[-1], [wanted], rtol=1e-6)
 
 
 @pytest.mark.parametrize("env_id", ["Hopper-v4", "Ant-v4", "Humanoid-v4", "Walker2d-v5", "Pendulum-v1"])
 def test_replay_of_an_episode_is_exact(env_id):
+    """An episode's seed and actions give its observations, whatever the environment has played before."""
     env, again = rac_sac.FlatEnv(env_id), rac_sac.FlatEnv(env_id)
-    rng = np.random.default_rng(0)
+    rng, observations = np.random.default_rng(0), []
     env.reset(seed=5)
-    env.reset()
-    state = env.random_state()
-    obs, actions = env.reset(), []
-    for _ in range(30):
-        actions.append(rng.uniform(-1, 1, env.action_dim).astype(np.float32))
-        obs = env.step(actions[-1])[0]
-    np.testing.assert_array_equal(again.replay_episode(state, actions), obs)
-    np.testing.assert_array_equal(again.reset(), env.reset())  # and so are the episodes after it
+    for environment in (env, again):
+        observations.append([environment.reset(seed=7)[0]])
+        rng = np.random.default_rng(1)
+        for _ in range(30):
+            observations[-1].append(environment.step(rng.uniform(-1, 1, env.action_dim).astype(np.float32))[0])
+    np.testing.assert_array_equal(observations[0], observations[1])
 
 
 def test_no_warnings():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         env = rac_sac.FlatEnv("Ant-v4")
-        env.reset(seed=0)
+        obs, _ = env.reset(seed=0)
         env.step(np.zeros(8, np.float32))
-    assert env.obs_dim == 27 and env.reset().dtype == np.float32
+    assert env.obs_dim == 27 and obs.dtype == np.float32 and obs.shape == (27,)
+
+
+def test_dict_observations_are_flattened(cli):
+    run_dir = cli.train("run", "--total-timesteps", "210", env_id="toy_envs:DictObs-v0")
+    assert torch.load(run_dir / "checkpoint.pt", weights_only=True)["replay"].shape == (210, 2 * 3 + 1 + 2)
+
+
+def test_an_image_gets_a_sentence(cli):
+    result = cli.call("--env-id", "toy_envs:Image-v0", "--run-name", "run", *cli.tiny, "--total-timesteps", "210")
+    assert [line for line in messages(result.stderr) if "learned as a flat vector of 12 numbers" in line]
+
+
+def test_an_environment_of_the_old_interface_is_named(cli):
+    result = cli.run("--env-id", "toy_envs:OldInterface-v0", *cli.tiny, code=1)
+    assert "old step API" in result.stderr and "Traceback" in result.stderr
+
+
+def test_an_environment_that_raises(cli, whole):
+    """Its traceback, the directory and the way to resume, after a checkpoint of the last whole step, from which it goes on."""
+    cli.env["FAIL_AT"] = "260"
+    result = cli.run("--env-id", "toy_envs:Hopper-v0", "--run-name", "run", *cli.tiny, code=1)
+    assert "Traceback" in result.stderr and result.stderr.strip().endswith("RuntimeError: the simulator is unstable")
+    match = re.search(r"stopped at step 259.*last good checkpoint is of step 259.*--resume (runs/run)", result.stderr)
+    assert match
+    cli.env.pop("FAIL_AT")
+    cli.run("--resume", match[1])
+    eval_csv = cli.folder / "runs/run/eval.csv"
+    assert without_wall_clock(eval_csv) == without_wall_clock(whole[0] / "eval.csv")
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_an_error_in_an_evaluation_shows_its_traceback(cli, workers):
+    """A fork's mistake is found where it is, also in a worker process."""
+    cli.env["FAIL_IN_WORKERS"] = "1"
+    fork = (ROOT / "rac_sac.py").read_text().replace("    returns, running = np.zeros(len(envs)), np.ones(len(envs), bool)\n",
+                                                     "    returns, running = np.zeros(len(environments)), 1\n", 1)  # fmt: skip
+    cli.script = cli.folder / "my_rac.py"
+    cli.script.write_text(fork)
+    result = cli.run("--env-id", "Hopper-v4", "--run-name", "run", *cli.tiny, "--eval-workers", workers, code=1)
+    assert "in play_returns" in result.stderr and "name 'environments' is not defined" in result.stderr
+    assert re.search(r"last good checkpoint is of step [2-5]\d\d; go on with: python my_rac.py --resume runs/run", result.stderr)
 
 
 class ByHand:
@@ -87,7 +138,7 @@ def by_hand(monkeypatch):
 
     monkeypatch.setattr(rac_sac, "policy", ByHand.policy)
     monkeypatch.setattr(rac_sac, "mean_q", ByHand.mean_q)
-    monkeypatch.setattr(rac_sac, "make_env", lambda env_id, **options: toy_envs.Counter(ends="termination"))
+    monkeypatch.setattr(rac_sac.gym, "make", lambda *arguments, **options: toy_envs.Counter(ends="termination"))
 
 
 def soft_return(steps):

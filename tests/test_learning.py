@@ -11,7 +11,7 @@ def returns_of(path) -> list[float]:
     if not path.exists():
         return []
     with open(path) as file:
-        return [float(row["best_return"]) for row in csv.DictReader(file) if row["bias_std"] is not None]
+        return [float(row["eval/best_return"]) for row in csv.DictReader(file) if row["eval/bias_std"] is not None]
 
 
 @pytest.mark.slow

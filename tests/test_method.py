@@ -1,5 +1,8 @@
 """The mathematics against independent float64 numpy: of all four scripts, or of a copy of one (pytest --script my_rac.py)."""
 
+import copy
+import dataclasses
+
 import access
 import numpy as np
 import pytest
@@ -283,7 +286,7 @@ def test_policy_that_is_evaluated(script):
     rng = np.random.default_rng(0)
     obs, noise = rng.normal(size=(10, OBS)).astype(np.float32), rng.normal(size=(10, ACT)).astype(np.float32)
     seen = np.zeros((10, 0)) if kind == "vanilla" else np.full((10, 1), np.log(condition))
-    actor, critic = access.bound(learner, "actor"), access.bound(learner, "critic")
+    actor, critic = access.bound(script, learner, "actor"), access.bound(script, learner, "critic")
     mean = reference.relu_network(access.actor_heads(kind, learner)[0], np.hstack([obs, seen]))[-1]
     action, log_prob = script.policy(actor, obs, condition)
     np.testing.assert_allclose(action, np.tanh(mean), atol=1e-6)
@@ -300,43 +303,42 @@ def test_policy_that_is_evaluated(script):
 
 # ------------------------------------------------------------------------------------------------ optimiser and schedule
 def test_adam_against_torch(script):
+    """50 steps of all parameters of a small network, five at a time, against torch.optim.Adam and float64."""
     generator = torch.Generator().manual_seed(0)
-    params = torch.randn(1000, generator=generator)
-    ours, theirs = params.clone(), torch.nn.Parameter(params.clone())
-    first, second, count = torch.zeros(1000), torch.zeros(1000), torch.zeros(1, dtype=torch.float64)
-    optimizer = torch.optim.Adam([theirs], lr=3e-4)
-    grads, scales = [], []
+    ours = torch.nn.Linear(30, 20).requires_grad_(False)
+    theirs = copy.deepcopy(ours).requires_grad_(True)
+    before = torch.cat([p.flatten() for p in ours.parameters()]).double()
+    moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in ours.parameters()]
+    count, grads, scales = torch.zeros((), dtype=torch.float64), [], []
+    optimizer = torch.optim.Adam(theirs.parameters(), lr=3e-4)
     for _ in range(50):
-        grad = torch.randn(1000, generator=generator)
-        grads.append(grad.double().numpy())
-        if not scales:
-            scales = list(script.adam_scales(count, 3e-4, 5))  # five updates at a time
-        script.adam_(ours, grad, first, second, scales.pop(0))
-        theirs.grad = grad
+        scales = scales or list(script.adam_scales(count, 3e-4, 5))
+        grad = {name: torch.randn(p.shape, generator=generator) for name, p in ours.named_parameters()}
+        script.adam_step(ours, grad, moments, scales.pop(0))
+        for name, parameter in theirs.named_parameters():
+            parameter.grad = grad[name]
         optimizer.step()
-    assert reference.relative_error(ours - params, theirs.detach() - params) < 1e-4
+        grads.append(torch.cat([g.flatten() for g in grad.values()]).double().numpy())
     assert count.item() == 50
-    exact = reference.adam(params.double().numpy(), grads, 3e-4) - params.double().numpy()
-    assert reference.relative_error(ours.double() - params.double(), exact) < 1e-4
+    moved, wanted = (torch.cat([p.detach().flatten() for p in net.parameters()]).double() - before for net in (ours, theirs))
+    assert reference.relative_error(moved, wanted) < 1e-4
+    assert reference.relative_error(moved, reference.adam(before.numpy(), grads, 3e-4) - before.numpy()) < 1e-4
 
 
 def test_critic_learning_rate(script):
-    args = script.Args()
-    expected = {5000: 3e-5, 6250: 0.75 * 3e-5 + 0.25 * 3e-4, 7500: 1.65e-4, 10000: 3e-4, 300000: 3e-4, 0: 3e-5}
-    for step, rate in expected.items():
-        assert script.critic_learning_rate(args, step) == pytest.approx(rate)
-    args.q_lr_warmup_end = args.learning_starts
-    assert script.critic_learning_rate(args, 5001) == 3e-4
-    constant = script.check_args(script.Args(learning_starts=20000, q_lr_init=3e-4))  # no warm-up: its end has no meaning
-    assert script.critic_learning_rate(constant, 20001) == 3e-4
-
-
-def test_flat_views_are_aligned_and_cover_the_module(script):
-    network = script.FlatNetwork(script.Critic(3, 5, 2, 7))
-    assert all(offset % 16 == 0 for _, offset, _ in network.layout)
-    parameters = dict(network.module.named_parameters())
-    views = network.views(network.pack(parameters))
-    assert all(torch.equal(views[k], v) for k, v in parameters.items()) and views.keys() == parameters.keys()
+    """Linear from q_lr_init at learning_starts to q_lr at q_lr_warmup_end (equation 23); none where its end is not later."""
+    learner, seen = make_learner(script, learning_starts=50, q_lr_warmup_end=100, batch_size=8, utd=1), {}
+    for step in (40, 50, 60, 75, 100, 150):
+        learner.update(step)
+        seen[step] = learner.q_lr.item()
+    expected = {40: 3e-5, 50: 3e-5, 60: 8.4e-5, 75: 1.65e-4, 100: 3e-4, 150: 3e-4}
+    assert seen == pytest.approx(expected)
+    learner = make_learner(script, learning_starts=50, q_lr_warmup_end=50, batch_size=8, utd=1)
+    learner.update(51)
+    assert learner.q_lr.item() == pytest.approx(3e-4)
+    learner = make_learner(script, learning_starts=100, q_lr_init=3e-4, batch_size=8, utd=1)  # its end, 40, has no meaning
+    learner.update(101)
+    assert learner.q_lr.item() == pytest.approx(3e-4)
 
 
 # ---------------------------------------------------------------------------------------------------------------- replay
@@ -344,13 +346,12 @@ def test_flat_views_are_aligned_and_cover_the_module(script):
 def test_replay_wraps_around_and_samples_only_what_is_filled(script, device):
     learner = make_learner(script, device, buffer_size=20, utd=50, batch_size=8)
     learner.replay.fill_(torch.nan)
-    seen, inner = [], learner.prepare_targets
-    learner.prepare_targets = lambda networks, state, rows, *rest: (seen.append(rows), inner(networks, state, rows, *rest))[1]
+    calls = access.record_calls(script, learner, "update_critics")
     for step in range(45):
         learner.store(step, np.full(OBS, step), np.zeros(ACT), step + 0.5, False, np.full(OBS, step + 1))
         if step % 5 == 4:
             learner.update(step)
-            rows = seen[-1].cpu()  # the newest, or what a captured graph fills again and again
+            rows = torch.cat([call["rows"] for call in calls[-50:]]).cpu()  # the newest, or what a captured graph fills anew
             assert set(rows[:, 0].tolist()) == set(range(max(0, step - 19), step + 1))
             torch.testing.assert_close(rows[:, OBS + ACT], rows[:, 0] + 0.5)
             torch.testing.assert_close(rows[:, -1], rows[:, 0] + 1)
@@ -372,8 +373,7 @@ def test_noise_has_the_right_ranges(script):
 
 def test_exploration_uses_fresh_small_conditions(script):
     learner, kind, seen = make_learner(script), kind_of(script), []
-    module = learner.networks["actor"].module
-    module.register_forward_hook(lambda module, inputs, output: seen.append(inputs[-1].exp().max().item()))
+    learner.actor.register_forward_hook(lambda module, inputs, output: seen.append(inputs[-1].exp().max().item()))
     actions = [learner.act(np.zeros(OBS, np.float32)) for _ in range(300)]
     assert all(a.shape == (ACT,) and (np.abs(a) <= 1).all() for a in actions)
     assert len({a.tobytes() for a in actions}) == 300
@@ -464,7 +464,7 @@ def test_random_actions_are_not_the_weights(script):
     weights = [w[: len(drawn)] for w in access.weights(learner, kind_of(script)) if len(w) >= 50 and w.any()]
     assert len(weights) >= 6 and all(abs(np.corrcoef(w, drawn[: len(w)])[0, 1]) < 0.6 for w in weights)
     learner.update(30)
-    assert learner.state["q_lr"].item() == 0.5 and learner.state["q_lr"].dtype == torch.float32
+    assert learner.q_lr.item() == 0.5 and learner.q_lr.dtype == torch.float32
 
 
 # ----------------------------------------------------------------------------------------------------- compiled functions
@@ -485,11 +485,12 @@ def test_fast_ways_equal_eager(script, device, compile, cudagraphs):
             for i in range(steps):
                 learner.update(50 + i)
         for name in names:
-            if gradient and name == "target":
-                continue
-            eager, fast = (learner.state[f"{name}_m" if gradient else name] for learner in learners)
-            assert reference.relative_error(fast.cpu(), eager.cpu()) < bound, (steps, name)
-    assert all(learner.state["critic_count"].item() == 100 for learner in learners)
+            if gradient and name != "target":
+                eager, fast = (np.concatenate([g.ravel() for g in access.gradients(x, name).values()]) for x in learners)
+            else:
+                eager, fast = (access.parameters(learner, name)[name].cpu() for learner in learners)
+            assert reference.relative_error(fast, eager) < bound, (steps, name)
+    assert all(learner.counts["critic"].item() == 100 for learner in learners)
     assert (learners[1].update_graph is not None) == cudagraphs
 
 
@@ -505,12 +506,14 @@ def test_gradient_at_full_size(script):
     condition = condition + 1 if kind_of(script) == "itm" else condition
     noise, keys = torch.randn(256, 8, generator=generator), torch.rand(10, 256, generator=generator)
     rows[:, 36] = (rows[:, 36] > 1).float()
-    exact = {name: tensor.double() for name, tensor in learner.state.items()}
-    for state, functions, arrays in ((exact, script, [t.double() for t in (rows, condition, noise)]),
-                                     (learner.state, learner, [rows, condition, noise])):  # fmt: skip
-        size = torch.full((256,), 2.0).to(arrays[0].dtype)
-        if kind_of(script) == "vanilla":
-            size, keys = size[:1], keys[:, :1]
-        access.update_critics(script, learner, *arrays, size, keys.to(arrays[0].dtype), functions, state)
-    assert learner.state["critic_m"].dtype == torch.float32 and exact["critic_m"].dtype == torch.float64
-    assert reference.relative_error(learner.state["critic_m"], exact["critic_m"]) < 1e-5
+    exact = script.Learner(dataclasses.replace(args, compile=False), 27, 8, torch.device("cpu")).double()
+    exact.moments = {name: [(a.double(), b.double()) for a, b in pairs] for name, pairs in exact.moments.items()}
+    size = torch.full((256,), 2.0)
+    if kind_of(script) == "vanilla":
+        size, keys = size[:1], keys[:, :1]
+    inputs = (rows, condition, noise, size, keys)
+    access.update_critics(script, learner, *inputs, functions=learner)
+    access.update_critics(script, exact, *(x.double() for x in inputs))
+    got, wanted = (np.concatenate([g.ravel() for g in access.gradients(x, "critic").values()]) for x in (learner, exact))
+    assert learner.moments["critic"][0][0].dtype == torch.float32 and exact.moments["critic"][0][0].dtype == torch.float64
+    assert reference.relative_error(got, wanted) < 1e-5

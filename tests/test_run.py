@@ -1,6 +1,7 @@
 """A run as users meet it: command line, run directory, evaluation, resume, signals, tracking."""
 
 import csv
+import hashlib
 import importlib
 import json
 import os
@@ -40,8 +41,8 @@ def assert_same_run(a: Path, b: Path, files=("eval.csv", "train.csv")) -> None:
     for name in files:
         assert without_wall_clock(a / name) == without_wall_clock(b / name)
     first, second = final_state(a), final_state(b)
-    assert first["state"].keys() == second["state"].keys()
-    assert all(torch.equal(first["state"][k], second["state"][k]) for k in first["state"] if k != "metrics")
+    assert first["tensors"].keys() == second["tensors"].keys()
+    assert all(torch.equal(first["tensors"][k], second["tensors"][k]) for k in first["tensors"] if k != "metrics")
     assert torch.equal(first["replay"], second["replay"]) and torch.equal(first["obs"], second["obs"])
 
 
@@ -51,34 +52,44 @@ def test_run_directory_and_screen(cli, whole):
     module, condition = importlib.import_module(cli.name), CONDITIONS[cli.name]
     run_dir, stdout, stderr = whole
     assert re.fullmatch(rf"Hopper-v4__{cli.name}__1__\d{{10}}", run_dir.name)
-    assert {p.name for p in run_dir.iterdir()} - {".lock"} == {"config.json", "eval.csv", "train.csv", "checkpoint.pt"}
-    assert stdout == "" and messages(stderr) == []
+    files = {"config.json", "eval.csv", "train.csv", "checkpoint.pt", "policy.pt", "best_policy.pt", f"{cli.name}.py"}
+    assert {p.name for p in run_dir.iterdir()} - {".lock"} == files and messages(stderr) == []
     bar = stderr.replace("\r", "\n").strip().splitlines()[-1]
     assert "500/500" in bar and "step/s" in bar and "evaluated" in bar and "<" in bar  # steps, SPS, evaluation, ETA
 
     config = json.loads((run_dir / "config.json").read_text())
     assert config["args"]["env_id"] == "Hopper-v4" and config["args"].get("target_entropy", -3) == -3
     assert config["versions"]["torch"] == torch.__version__ and config["script"] == cli.name and config["device"]
+    kept = (run_dir / f"{cli.name}.py").read_bytes()
+    assert kept == (ROOT / f"{cli.name}.py").read_bytes() and config["script_sha256"] == hashlib.sha256(kept).hexdigest()
     assert set(config["args"]) == {f.name for f in module.dataclasses.fields(module.Args)}
 
     with open(run_dir / "eval.csv") as file:
         rows = list(csv.DictReader(file))
-    assert [int(r["step"]) for r in rows] == [200, 300, 400, 500]  # from the end of the random start on
+    assert [int(r["global_step"]) for r in rows] == [200, 300, 400, 500]  # from the end of the random start on
     conditions = {"rac_itm": ("1.33333", "1.66667", "2"), "vanilla_rac": ("0.2",)}.get(cli.name, ("0.266667", "0.533333", "0.8"))
     for row in rows:
-        returns = {c: float(row[f"return_{c}"]) for c in conditions}
+        returns = {c: float(row[f"eval/return_{c}"]) for c in conditions}
         best = max(returns, key=returns.get)  # the max strategy
-        assert float(row["best_return"]) == returns[best] and float(row["best_return_std"]) >= 0
-        assert float(row[f"best_{condition}"]) == pytest.approx(float(best), rel=1e-5)
-        assert len([name for name in row if name.startswith("return_")]) == len(conditions)
-        assert cli.name == "rac_td3" or all(float(row[f"alpha_{c}"]) > 0 for c in conditions)
-        assert row["bias_mean"] == "" and float(row["wall_seconds"]) >= 0
+        assert float(row["eval/best_return"]) == returns[best] and float(row["eval/best_return_std"]) >= 0
+        assert float(row[f"eval/best_{condition}"]) == pytest.approx(float(best), rel=1e-5)
+        assert len([name for name in row if name.startswith("eval/return_")]) == len(conditions)
+        assert cli.name == "rac_td3" or all(float(row[f"eval/alpha_{c}"]) > 0 for c in conditions)
+        assert row["eval/bias_mean"] == "" and float(row["charts/wall_seconds"]) >= 0
+    last, best = rows[-1], max(rows, key=lambda row: float(row["eval/best_return"]))
+    assert stdout.startswith(f"finished: {Path('runs', run_dir.name)}, 500 steps\n")
+    for title, row in (("last", last), ("best", best)):
+        mean, std = float(row["eval/best_return"]), float(row["eval/best_return_std"])
+        line = f"{title} evaluation: return {mean:.1f} ± {std:.1f} at {condition} {float(row[f'eval/best_{condition}']):.4g}"
+        assert f"{line}, step {row['global_step']}\n" in stdout
+    assert re.search(rf"evaluate it on fresh episodes: python \S*{cli.name}.py --evaluate runs/{run_dir.name}\n", stdout)
     with open(run_dir / "train.csv") as file:
         rows = list(csv.DictReader(file))
-    assert int(rows[-1]["step"]) == 500
-    learned = [r for r in rows if int(r["step"]) > 200]
-    assert learned and all(np.isfinite(float(r[k])) for r in learned for k in ("sps", *module.LOSSES))
-    assert any(r["episodic_return"] for r in rows)
+    assert int(rows[-1]["global_step"]) == 500
+    learned = [r for r in rows if int(r["global_step"]) > 200]
+    names = ("charts/SPS", *(f"losses/{name}" for name in module.METRICS))
+    assert learned and all(np.isfinite(float(r[name])) for r in learned for name in names)
+    assert any(r["charts/episodic_return"] for r in rows)
 
 
 def test_defaults_depend_on_the_environment_whatever_its_version():
@@ -104,8 +115,10 @@ def test_help_explains_every_argument(cli):
     for field in module.dataclasses.fields(module.Args):
         assert f"--{field.name.replace('_', '-')}" in text
     source = (ROOT / f"{cli.name}.py").read_text()
-    body = source[source.index("class Args"):source.index("STEPS =")]
-    assert len(re.findall(r'^    """', body, re.M)) == len(module.dataclasses.fields(module.Args))
+    comments = re.findall(r"^    \w+: .+  # (.+)$", source[source.index("class Args") : source.index("# The method")], re.M)
+    assert len(comments) == len(module.dataclasses.fields(module.Args))
+    shown = " ".join(re.sub(r"[│╭╮╰╯─]", " ", text).split())
+    assert all(" ".join(comment.split()) in shown for comment in comments)
 
 
 @pytest.mark.parametrize("env_id", ["Pendulum-v1", "Ant-v5", "Ant-v4", "Humanoid-v4"])
@@ -121,8 +134,8 @@ def test_train_is_a_function_for_other_programs(cli):
             "    summary = rac_sac.train(args)\n"
             "    policy = rac_sac.load_policy(summary['run_dir'])\n"
             "    import numpy as np\n"
-            "    print(summary['completed'], summary['global_step'], summary['best_beta'] > 0)\n"
-            "    one, many = policy(np.ones(3) * 9), policy(np.zeros((5, 3)), 0.2)\n"
+            "    print(summary['completed'], summary['global_step'], summary['last']['best_beta'] > 0)\n"
+            "    one, many = policy(np.ones(3) * 9), policy(np.zeros((5, 3)), beta=0.2)\n"
             "    print(one.shape, many.shape, abs(one) <= 2)\n")  # fmt: skip
     (cli.folder / "program.py").write_text(code)
     env = {**cli.env, "PYTHONPATH": f"{ROOT}:{cli.env['PYTHONPATH']}"}
@@ -145,7 +158,7 @@ def test_seeds_and_workers(cli):
     assert_same_run(none, cli.folder / "runs/two")
     assert without_wall_clock(none / "eval.csv")[1:] != without_wall_clock(other / "eval.csv")[1:]
     with open(none / "eval.csv") as file:
-        bias = {row["step"]: (row["bias_mean"], row["bias_std"]) for row in csv.DictReader(file)}
+        bias = {row["global_step"]: (row["eval/bias_mean"], row["eval/bias_std"]) for row in csv.DictReader(file)}
     assert all(np.isfinite(float(x)) for x in bias["200"]) and bias["300"] == ("", "")
 
 
@@ -163,9 +176,9 @@ def test_sigkill_and_resume_is_exact(cli, whole):
         with cli.held("cut", *arguments, at=at) as (process, cut):
             cli.holding(process)
             kill(process)
-        assert final_state(cut)["global_step"] < 500  # a checkpoint is whole at every moment
+        assert final_state(cut)["state"]["step"] < 500  # a checkpoint is whole at every moment
         arguments = ("--resume", cut)
-    assert final_state(cut)["global_step"] > 200
+    assert final_state(cut)["state"]["step"] > 200
     cli.run("--resume", cut)
     assert_same_run(whole[0], cut)
 
@@ -180,7 +193,7 @@ def test_signals_write_a_checkpoint(cli, whole, number):
         _, err = process.communicate(timeout=240)
     assert process.returncode == 128 + number
     match = re.search(r"stopped at step (\d+); go on with: python (\S+\.py --resume runs/cut)", err)
-    assert match and final_state(cut)["global_step"] == int(match[1]) == 260
+    assert match and final_state(cut)["state"]["step"] == int(match[1]) == 260
     assert workers and not any(Path(f"/proc/{pid}").exists() for pid in workers)
     cli.run(*match[2].split()[1:])
     assert_same_run(whole[0], cut)
@@ -203,7 +216,7 @@ def test_a_dead_worker_is_named_and_its_evaluation_repeated(cli, whole):
         os.kill(worker, signal.SIGKILL)
         _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
-    assert re.search(rf"evaluation worker 0 \(process {worker}\) died with exit code -9; its evaluation is repeated", err)
+    assert "an evaluation worker died; what it had not finished is evaluated again" in err
     assert_same_run(whole[0], cut)
 
 
@@ -216,8 +229,8 @@ def test_more_steps_on_resume(cli, whole):
     error = cli.call("--resume", grown, "--total-timesteps", "450", code=2).stderr
     assert "total_timesteps is 450; on resuming it may only grow, from 500." in error
     before = (grown / "eval.csv").read_text()
-    cli.call("--resume", grown)  # a finished run is left as it is
-    assert (grown / "eval.csv").read_text() == before
+    again = cli.call("--resume", grown)  # a finished run is left as it is
+    assert (grown / "eval.csv").read_text() == before and again.stdout == result.stdout
 
 
 def test_killed_before_the_first_timed_checkpoint(cli, whole):
@@ -226,16 +239,18 @@ def test_killed_before_the_first_timed_checkpoint(cli, whole):
         cli.holding(process)
         assert rows_of(cut / "eval.csv") == 1 and last_step(cut / "train.csv") > 0
         kill(process)
-    assert torch.load(cut / "checkpoint.pt", weights_only=True)["global_step"] == 0
+    assert final_state(cut)["state"]["step"] == 0
     cli.call("--resume", cut)
     assert_same_run(whole[0], cut)
     (cut / "checkpoint.pt").unlink()
     before = (cut / "eval.csv").read_text()
     assert "checkpoint.pt does not exist" in cli.call("--resume", cut, code=2).stderr
     assert (cut / "eval.csv").read_text() == before
-    (cut / "eval.csv").unlink()
-    (cut / "train.csv").unlink()
-    cli.call("--resume", cut)  # nothing but config.json, as after a kill in the first moments
+    assert "exists already" in cli.call("--env-id", "Hopper-v4", "--run-name", "cut", *cli.tiny, code=2).stderr
+    for path in cut.iterdir():
+        path.unlink()
+    (cut / "checkpoint.pt.tmp").touch()  # as after a kill in the first moments: the same command begins anew
+    cli.train("cut")
     assert_same_run(whole[0], cut)
 
 
@@ -269,16 +284,19 @@ def test_evaluate(cli, whole):
     assert len(values) == (1 if cli.name == "vanilla_rac" else 3) and all(v > 0 for v, _ in values.values())
     assert cli.name != "rac_sac" or list(values) == ["0.2667", "0.5333", "0.8000"]
     assert result.stdout.count("best in training") == 1 and messages(result.stderr) == []
-    again = cli.call("--evaluate", run_dir, "--eval-episodes", "7")
-    assert result.stdout == again.stdout and messages(again.stderr)[0].endswith("win: eval_episodes")
     after = {p.name: p.read_bytes() for p in run_dir.iterdir() if p.is_file()}
     with open(run_dir / "evaluate.csv") as file:
         rows = list(csv.DictReader(file))
     numbers = {float(r[CONDITIONS[cli.name]]): (float(r["return"]), float(r["return_std"])) for r in rows}
     written = {f"{condition:.4f}": (round(mean, 1), round(std, 1)) for condition, (mean, std) in numbers.items()}
-    assert written == values and {r["step"] for r in rows} == {"500"}
+    assert written == values and {r["global_step"] for r in rows} == {"500"}
     assert [r["best_in_training"] for r in rows].count("1") == 1
     assert before == {name: content for name, content in after.items() if name != "evaluate.csv"}
+    same = cli.call("--evaluate", run_dir, "--eval-workers", "1", "--utd", "7")
+    assert same.stdout == result.stdout and messages(same.stderr)[0].endswith("win: utd")
+    more = cli.call("--evaluate", run_dir, "--eval-episodes", "3", "--seed", "5")
+    assert more.stdout.startswith("Hopper-v4, step 500, 3 fresh episodes") and table(more.stdout) != values
+    assert cli.call("--evaluate", run_dir, "--seed", "5").stdout.splitlines()[1:] != result.stdout.splitlines()[1:]
 
 
 @pytest.mark.slow
@@ -291,7 +309,7 @@ def test_evaluate_and_video(cli):
     before = {p.name: p.read_bytes() for p in run_dir.iterdir() if p.is_file()}
     result = cli.run("--evaluate", run_dir, "--capture-video", "--eval-workers", "1")
     assert result.stdout.count("best in training") == 1 and table(result.stdout)
-    assert messages(result.stderr) == ["not used, because the arguments that the run was saved with win: eval_workers"]
+    assert messages(result.stderr) == []
     assert list((run_dir / "videos").glob(f"evaluate-step-300-{condition}-*.mp4"))
     after = {p.name: p.read_bytes() for p in run_dir.iterdir() if p.is_file()}
     assert before == {name: content for name, content in after.items() if name != "evaluate.csv"}
@@ -355,7 +373,7 @@ def test_offline_tracking_holds_the_history(cli):
     evaluated = {h["global_step"]: h["eval/best_return"] for h in history if "eval/best_return" in h}
     with open(run_dir / "eval.csv") as file:
         rows = list(csv.DictReader(file))
-    assert evaluated == {int(r["step"]): float(r["best_return"]) for r in rows} and len(rows) == 3
+    assert evaluated == {int(r["global_step"]): float(r["eval/best_return"]) for r in rows} and len(rows) == 3
     names = set().union(*history)
     assert {"charts/SPS", "charts/episodic_return", "charts/episodic_length", "losses/qf_loss", "losses/qf_values",
             "losses/actor_loss", f"eval/best_{CONDITIONS[cli.name]}"} <= names  # fmt: skip
@@ -404,7 +422,7 @@ def test_interrupted_while_compiling(cli):
     _, err = process.communicate(timeout=120)
     assert process.returncode in (1, 128 + signal.SIGINT) and "Traceback" not in err
     assert "the last good checkpoint is of step 0 in runs/run" in err or "go on with: python" in err
-    assert final_state(cli.folder / "runs/run")["global_step"] >= 0
+    assert final_state(cli.folder / "runs/run")["state"]["step"] >= 0
 
 
 @pytest.mark.slow
@@ -416,5 +434,5 @@ def test_compiled_run_resumes_exactly(cli):
     cli.run("--env-id", "Pendulum-v1", "--run-name", "grown", *arguments, "--total-timesteps", "230")
     cli.run("--resume", "runs/grown", "--total-timesteps", "260")
     whole, grown = final_state(cli.folder / "runs/whole"), final_state(cli.folder / "runs/grown")
-    assert all(torch.equal(whole["state"][k], grown["state"][k]) for k in whole["state"] if k != "metrics")
+    assert all(torch.equal(whole["tensors"][k], grown["tensors"][k]) for k in whole["tensors"] if k != "metrics")
     shutil.rmtree(cli.folder / "runs")

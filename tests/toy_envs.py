@@ -41,14 +41,32 @@ class Counter(gym.Env):
         return obs, reward, over and self.ends == "termination", over and self.ends == "truncation", {}
 
 
-class Spaces(gym.Env):
-    """An environment with the spaces it is told; it is never stepped."""
+class Spaces(Counter):
+    """An environment with the spaces it is told, which observes something at random."""
 
-    def __init__(self, obs, action):
-        box = gym.spaces.Box(-1.0, 1.0, (2,))
-        unbounded, mixed = gym.spaces.Box(-np.inf, np.inf, (2,)), gym.spaces.Dict({"a": box})
-        choices = {"box": box, "unbounded": unbounded, "dict": mixed, "discrete": gym.spaces.Discrete(3)}
-        self.observation_space, self.action_space = choices[obs], choices[action]
+    def __init__(self, obs="box", action="narrow"):
+        super().__init__()
+        box, image = gym.spaces.Box(-1.0, 1.0, (2,)), gym.spaces.Box(0, 255, (2, 2, 3), np.uint8)
+        unbounded, narrow = gym.spaces.Box(-np.inf, np.inf, (2,)), gym.spaces.Box(-2.0, 4.0, (1,))
+        mixed = gym.spaces.Dict({"a": box, "b": gym.spaces.Box(-1.0, 1.0, (1,))})
+        choices = {"box": box, "unbounded": unbounded, "dict": mixed, "image": image, "discrete": gym.spaces.Discrete(3)}
+        self.observation_space, self.action_space = choices[obs], {**choices, "narrow": narrow}[action]
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        return self.observation_space.sample(), *super().step(action)[1:]
+
+
+class OldInterface(Counter):
+    """Four results of step, as before Gym 0.26."""
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = super().step(action)
+        return obs, reward, terminated or truncated, info
 
 
 class Lottery(Counter):
@@ -62,7 +80,7 @@ class Lottery(Counter):
 class Held(gym.Wrapper):
     """Hopper-v4 that waits for a test to act: in training at its step HOLD_AT, in workers at their first if HOLD_WORKERS is 1.
 
-    It says so by a file held.<process>, and goes on when there is a file `release`.
+    It says so by a file held.<process>, and goes on when there is a file `release`. It raises at step FAIL_AT of training.
     """
 
     def __init__(self):
@@ -72,6 +90,8 @@ class Held(gym.Wrapper):
 
     def step(self, action):
         self.steps += 1
+        if self.steps == int(os.environ.get("FAIL_AT", -1)):
+            raise RuntimeError("the simulator is unstable")
         if self.steps == self.hold_at and not Path("release").exists():
             Path(f"held.{os.getpid()}").touch()
             while not Path("release").exists():
@@ -88,7 +108,9 @@ for name, entry, kwargs in (
     ("InfLoss-v0", Counter, {"bad": "loss"}),
     ("Deadly-v0", Counter, {"bad": "death"}),
     ("Lottery-v0", Lottery, {}),
-    ("DictObs-v0", Spaces, {"obs": "dict", "action": "box"}),
+    ("DictObs-v0", Spaces, {"obs": "dict"}),
+    ("Image-v0", Spaces, {"obs": "image"}),
+    ("OldInterface-v0", OldInterface, {}),
     ("DiscreteAction-v0", Spaces, {"obs": "box", "action": "discrete"}),
     ("UnboundedAction-v0", Spaces, {"obs": "box", "action": "unbounded"}),
 ):

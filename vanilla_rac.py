@@ -1113,7 +1113,7 @@ def make_run_dir(args: Args) -> Path:
     run_dir = Path(args.run_root) / name
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        if {path.name for path in run_dir.iterdir()} - {".lock", "checkpoint.pt.tmp"}:
+        if any(path.suffix in (".pt", ".csv") for path in run_dir.iterdir()):
             raise UserError(f"{run_dir} exists already; go on with --resume {run_dir}, or choose another run_name.")
     except OSError as error:
         raise UserError(f"run_root {args.run_root!r} cannot be written: {error.strerror}.") from None

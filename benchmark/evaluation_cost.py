@@ -10,6 +10,7 @@ evaluation that costs exactly its own work. The untrained policy must not fall i
 the CPU; a training step is `Learner.update`, without acting and simulator.
 """
 
+import multiprocessing
 import os
 import statistics
 import time
@@ -40,8 +41,7 @@ def core_seconds(module, env_id: str, rounds: int) -> tuple[float, float]:
 
     args = module.check_args(module.Args(env_id=env_id))
     envs = [module.FlatEnv(env_id, terminate_when_unhealthy=False) for _ in range(args.eval_episodes)]
-    networks = module.build_networks(args, envs[0].obs_dim, envs[0].action_dim)
-    actor = networks["actor"].bind(networks["actor"].pack(dict(networks["actor"].module.named_parameters())))
+    actor = module.make_network("actor", args, envs[0].obs_dim, envs[0].action_dim)
     condition = module.eval_conditions(args)[0]
     whole, physics = [], []
     original = mujoco.mj_step
@@ -75,26 +75,25 @@ def beside_training(options: CostOptions) -> None:
     if hasattr(args, "num_eval_policies"):
         args.num_eval_policies = options.policies
     cores, ratios = torch.get_num_threads(), []
-    with module.Evaluator(args, list(range(args.eval_episodes)), print) as evaluator:
+    with module.Evaluator(args, list(range(args.eval_episodes))) as evaluator:
 
         def evaluate() -> tuple[int, float, float]:
             """Training steps, seconds and workers' seconds while one evaluation runs."""
-            used = sum(processor_seconds(worker["process"].pid) for worker in evaluator.workers)
-            evaluator.submit({"step": STEP, "actor": learner.copy_of("actor"), "critic": None,
-                              "alphas": [0.0] * len(module.eval_conditions(args))})  # fmt: skip
+            used = sum(processor_seconds(child.pid) for child in multiprocessing.active_children())
+            evaluator.submit([STEP, 0.0, [0.0] * len(module.eval_conditions(args)), learner.copy_of("actor"), None])
             start, steps = time.perf_counter(), 0
             while not evaluator.poll():
                 learner.update(STEP)
                 steps += 1
             wall = time.perf_counter() - start
-            return steps, wall, sum(processor_seconds(worker["process"].pid) for worker in evaluator.workers) - used
+            return steps, wall, sum(processor_seconds(child.pid) for child in multiprocessing.active_children()) - used
 
-        actor = learner.state["actor"].clone()
+        actor = learner.copy_of("actor")
         evaluate()  # burn-in: the workers start
         for _ in range(options.rounds):
-            learner.state["actor"].copy_(actor)  # the untrained policy, which does not fall
+            learner.actor.load_state_dict(actor)  # the untrained policy, which does not fall
             before = time_block(learner, 20)
-            learner.state["actor"].copy_(actor)
+            learner.actor.load_state_dict(actor)
             steps, wall, used = evaluate()
             alone = (before + time_block(learner, 20)) / 2
             ratios.append((wall - steps * alone) * cores / used)

@@ -47,10 +47,10 @@ def build_specification(tables: list, groups: list, entity: str, project: str):
         blocks += [wr.H2(env_id), wr.PanelGrid(runsets=run_sets, panels=panels)]
         for group, run_set in zip(here, run_sets, strict=True):
             columns = list(group.runs[0].eval)
-            returns = [f"eval/{name}" for name in columns if name.startswith("return_")]
+            returns = [name for name in columns if name.startswith("eval/return_")]
             if len(returns) == 1:
                 continue
-            alphas = [f"eval/{name}" for name in columns if name.startswith("alpha_")]
+            alphas = [name for name in columns if name.startswith("eval/alpha_")]
             family = [(f"return per {group.condition}", returns), (f"best {group.condition}", [f"eval/best_{group.condition}"])]
             family += [(f"temperature per {group.condition}", alphas)] if alphas else []
             panels = [line(title, metrics, place, **spread) for place, (title, metrics) in enumerate(family)]

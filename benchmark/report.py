@@ -86,6 +86,7 @@ class Run:
     condition: str  # what its policies differ by
     args: dict
     commit: str
+    script_sha256: str | None
     device: str
     eval: pd.DataFrame  # index: step
     train: pd.DataFrame  # index: step, may be empty
@@ -126,7 +127,7 @@ class Group:
 
 
 # ------------------------------------------------------------------------------------------------------------ reading runs
-def read_csv(path: Path, warn, required: tuple[str, ...] = ("step",)) -> pd.DataFrame:
+def read_csv(path: Path, warn, required: tuple[str, ...] = ("global_step",)) -> pd.DataFrame:
     """A CSV file of numbers by its step; what is cut off or damaged is left out from there on, with a warning.
 
     required: columns that a file of its kind has, with a finite number in every row.
@@ -160,16 +161,16 @@ def read_csv(path: Path, warn, required: tuple[str, ...] = ("step",)) -> pd.Data
             warn(f"{path} is damaged in line {number}: left out from there on.")
             break
     frame = pd.DataFrame(values, columns=header)
-    return frame.set_index(frame["step"].astype(int)) if len(frame) else pd.DataFrame()
+    return frame.set_index(frame["global_step"].astype(int)) if len(frame) else pd.DataFrame()
 
 
 def of_policies(frame: pd.DataFrame, what: str) -> dict[str, float]:
-    """The columns what_CONDITION of an eval.csv and their conditions."""
+    """The columns eval/what_CONDITION of an eval.csv and their conditions."""
     found = {}
     for name in frame:
         with contextlib.suppress(ValueError):  # return_std of somebody's own script is none of them
-            if name.startswith(f"{what}_"):
-                found[name] = float(name.removeprefix(f"{what}_"))
+            if name.startswith(f"eval/{what}_"):
+                found[name] = float(name.removeprefix(f"eval/{what}_"))
     return found
 
 
@@ -185,11 +186,12 @@ def load_run(path: Path, warn) -> Run | None:
         return warn(f"{path} has no config.json: left out.")
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return warn(f"{path} has a damaged config.json, or one that is not of this project: left out.")
-    evaluations = read_csv(path / "eval.csv", warn, ("step", "best_return", "wall_seconds"))
+    evaluations = read_csv(path / "eval.csv", warn, ("global_step", "eval/best_return", "charts/wall_seconds"))
     if evaluations.empty:
         return warn(f"{path} has no evaluation yet, or none that can be read: left out.")
     policies = of_policies(evaluations, "return")
-    conditions = [name[5:] for name in evaluations if name.startswith("best_") and name not in ("best_return", "best_return_std")]
+    best = [name.removeprefix("eval/best_") for name in evaluations if name.startswith("eval/best_")]
+    conditions = [name for name in best if name not in ("return", "return_std")]
     told = CONDITIONS.get(script, *conditions[:1])  # another script's policies differ by what its eval.csv says
     expected = args.get("num_eval_policies", 1 if script in CONDITIONS else len(policies))
     largest = args.get(f"eval_{told}_max", args.get(told))  # the last of the evaluated policies
@@ -201,12 +203,12 @@ def load_run(path: Path, warn) -> Run | None:
     if evaluations.index[-1] > args["total_timesteps"]:
         return warn(f"{path} is mixed up: its eval.csv goes beyond the {args['total_timesteps']} steps of config.json: left out.")
     commit, device = (str(config.get(name) or "unknown") for name in ("git_commit", "device"))
-    train = read_csv(path / "train.csv", warn, ("step", "sps"))
-    fresh = read_csv(path / "evaluate.csv", warn, ("step", "return", "best_in_training"))
+    train = read_csv(path / "train.csv", warn, ("global_step", "charts/SPS"))
+    fresh = read_csv(path / "evaluate.csv", warn, ("global_step", "return", "best_in_training"))
     if len(fresh) and fresh.index[0] not in evaluations.index:
         warn(f"{path / 'evaluate.csv'} is of step {fresh.index[0]:,}, at which eval.csv has no evaluation: left out.")
         fresh = pd.DataFrame()
-    return Run(path, script, told, args, commit, device, evaluations, train, fresh)
+    return Run(path, script, told, args, commit, config.get("script_sha256"), device, evaluations, train, fresh)
 
 
 def find_runs(paths, warn) -> list[Run]:
@@ -292,6 +294,10 @@ def group_runs(runs: list[Run], warn) -> list[Group]:
         for run in late:
             warn(f"{run.path} has no evaluation by step {group.last:,}, the last of another seed: left out.")
         group.runs = [run for run in group.runs if run not in late]
+        by_text = {run.script_sha256: run for run in group.runs}
+        if len(by_text) > 1:
+            where = " and ".join(str(run.path) for run in by_text.values())
+            warn(f"{where} are seeds of one algorithm by their name, but different versions of {run.script}.py made them.")
     order = {name: i for i, name in enumerate(VARIANTS)}
     return sorted(groups.values(), key=lambda g: (env_order(g.env_id), order.get(base_of(g.exp_name), len(order)), g.label))
 
@@ -310,14 +316,14 @@ def curve(group: Group, column: str) -> pd.DataFrame:
     return stats.sort_index()
 
 
-def at(group: Group, step: int, column: str = "best_return") -> np.ndarray:
+def at(group: Group, step: int, column: str = "eval/best_return") -> np.ndarray:
     """The seeds' values at the last evaluation up to a step."""
     return np.array([run.eval[column].loc[:step].iloc[-1] for run in group.runs])
 
 
 def steps_to(group: Group, threshold: float) -> int | None:
     """The first evaluation at which the mean over all seeds reaches a return; None if it does not."""
-    stats = curve(group, "best_return")
+    stats = curve(group, "eval/best_return")
     reached = stats[(stats["mean"] >= threshold) & (stats["seeds"] == len(group.runs))]
     return int(reached.index[0]) if len(reached) else None
 
@@ -475,7 +481,7 @@ def fresh_table(groups: list[Group]):
         for run in group.runs:
             best = run.fresh[run.fresh["best_in_training"] == 1] if len(run.fresh) else run.fresh
             if len(best):
-                pairs.append((run.eval["best_return"].loc[int(best.index[0])], best["return"].iloc[0]))
+                pairs.append((run.eval["eval/best_return"].loc[int(best.index[0])], best["return"].iloc[0]))
         if pairs:
             headline, fresh = np.array(pairs).T
             rows.append(
@@ -493,9 +499,10 @@ def learning_starts(run: Run) -> int:
 def speed_table(groups: list[Group]):
     rows = []
     for group in groups:
-        learning = [run.train["sps"][run.train.index > learning_starts(run) + 1000] for run in group.runs if "sps" in run.train]
+        learning = [run.train["charts/SPS"][run.train.index > learning_starts(run) + 1000]
+                    for run in group.runs if "charts/SPS" in run.train]  # fmt: skip
         rates = np.array([sps.dropna().median() for sps in learning if sps.notna().any()])
-        hours = [run.eval["wall_seconds"].iloc[-1] / 3600 for run in group.runs]
+        hours = [run.eval["charts/wall_seconds"].iloc[-1] / 3600 for run in group.runs]
         devices = ", ".join(sorted({run.device for run in group.runs}))
         rows.append(
             [
@@ -576,7 +583,7 @@ def draw_curves(groups: list[Group], column: str, ylabel: str, names: dict[int, 
 
 
 def family_frame(group: Group, what: str) -> pd.DataFrame:
-    """Mean over seeds of the columns what_CONDITION: index step, columns conditions; steps that all seeds have."""
+    """Mean over seeds of the columns eval/what_CONDITION: index step, columns conditions; steps that all seeds have."""
     frames = []
     for run in group.runs:
         columns = of_policies(run.eval, what)
@@ -601,7 +608,7 @@ def draw_best_condition(groups: list[Group]):
     """The best policy's condition over time: every seed thin, their mean thick."""
     figure, axes = panels([group.env_id for group in groups])
     for group, ax in zip(groups, axes, strict=True):
-        column = f"best_{group.condition}"
+        column = f"eval/best_{group.condition}"
         for run in group.runs:
             ax.plot(run.eval.index, run.eval[column], color=COLOURS[7], linewidth=0.8, label="one seed")
         stats = curve(group, column)
@@ -796,16 +803,16 @@ def build(options: Options, groups: list[Group], warned: list[str], warn) -> Rep
     aggregate(report, options, scores, score_steps)
     report.heading("Learning curves")
     caption = "Return of the best policy: mean ± sample standard deviation over seeds; dotted where not all have come yet."
-    report.figure(draw_curves(main, "best_return", RETURN), "learning_curves", caption)
+    report.figure(draw_curves(main, "eval/best_return", RETURN), "learning_curves", caption)
     variants = [group for group in main if base_of(group.exp_name) in ("rac_sac", "vanilla_rac", "rac_itm")]
     if len({group.label for group in variants}) > 1 and len(variants) < len(main):
         order = list(dict.fromkeys(group.label for group in main))
-        figure = draw_curves(variants, "best_return", RETURN, order=order)
+        figure = draw_curves(variants, "eval/best_return", RETURN, order=order)
         report.figure(figure, "variants", "RAC-SAC against its variants.")
     report.heading("Normalised value bias")
-    report.figure(draw_curves(main, "bias_mean", "mean of normalised bias"), "bias_mean",
+    report.figure(draw_curves(main, "eval/bias_mean", "mean of normalised bias"), "bias_mean",
                   "Mean over state-action pairs of the normalised value bias, mean ± std over seeds.")  # fmt: skip
-    report.figure(draw_curves(main, "bias_std", "std of normalised bias"), "bias_std",
+    report.figure(draw_curves(main, "eval/bias_std", "std of normalised bias"), "bias_std",
                   "Standard deviation over state-action pairs of the normalised value bias, mean ± std over seeds.")  # fmt: skip
     report.heading("The family of policies")
     families = defaultdict(list)
@@ -885,11 +892,11 @@ def ablations(report: Report, sweeps: dict[str, tuple[list[Group], dict[int, str
     for name, (members, names) in sweeps.items():
         base, _, symbol, *_ = SWEEPS[name]
         caption = f"{VARIANTS[base][0]}, varied: {symbol}"
-        report.figure(draw_curves(members, "best_return", RETURN, names), f"ablation_{name}", f"{caption}.")
-        for column, text in (("bias_mean", "mean of normalised bias"), ("bias_std", "std of normalised bias")):
+        report.figure(draw_curves(members, "eval/best_return", RETURN, names), f"ablation_{name}", f"{caption}.")
+        for column, text in (("eval/bias_mean", "mean of normalised bias"), ("eval/bias_std", "std of normalised bias")):
             figure = draw_curves(members, column, text, names)
             if figure:
-                report.figure(figure, f"ablation_{name}_{column}", f"{caption}: {text}.")
+                report.figure(figure, f"ablation_{name}_{column.removeprefix('eval/')}", f"{caption}: {text}.")
         rows = [
             [group.env_id, names[id(group)], len(group.runs), number(group.last), mean_std(at(group, group.last))]
             for group in sorted(members, key=lambda group: env_order(group.env_id))

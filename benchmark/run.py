@@ -141,7 +141,7 @@ def last_row(path: Path) -> dict:
 def last_step(run_dir: str, name: str) -> int:
     """The step in the last whole row of a run's CSV file, 0 before there is one."""
     try:
-        return int(last_row(Path(run_dir) / name).get("step", 0))
+        return int(last_row(Path(run_dir) / name).get("global_step", 0))
     except ValueError:
         return 0
 
@@ -164,6 +164,8 @@ def check_existing(job: dict, for_all: dict[str, str]) -> str | None:
     if not run_dir.exists():
         return None
     saved = read_config(run_dir)
+    if saved is None and not (run_dir / "checkpoint.pt").exists():
+        return None
     if saved is None:
         raise UserError(f"{run_dir} is there but has no readable config.json; move it away or choose another --run-root.")
     for name, value in {**(expected(settings["exp_name"], settings["env_id"]) or {}), **settings}.items():
@@ -183,9 +185,9 @@ def is_done(job: dict) -> bool:
 
 
 def training_command(job: dict, python: str = "python") -> list[str]:
-    """A fresh start, or going on from the checkpoint where the run directory exists."""
+    """A fresh start, or going on from the checkpoint where there is one."""
     saved = read_config(Path(job["run_dir"]))
-    if saved is None:
+    if saved is None or not (Path(job["run_dir"]) / "checkpoint.pt").exists():
         return [python, job["script"], *job["arguments"]]
     steps = max(job["steps"], saved.get("total_timesteps") or 0)
     return [python, job["script"], "--resume", job["run_dir"], "--total-timesteps", str(steps)]
@@ -209,7 +211,7 @@ def run_job(job: dict) -> dict:
                 pass
         except filelock.Timeout:
             return {"code": 1, "message": "the run directory is in use by another process"}
-    fresh, stop_file = not run_dir.exists(), Path(job["stop_file"])
+    fresh, stop_file = not (run_dir / "checkpoint.pt").exists(), Path(job["stop_file"])
     # A run that was trained to its end is resumed too: it ends at once, with the checkpoint that is then evaluated.
     for command in (training_command(job, sys.executable), [sys.executable, job["script"], "--evaluate", job["run_dir"]]):
         code = 1 if stop_file.exists() else run_process(command, log, job["cpus"], stop_file)
@@ -226,7 +228,7 @@ def run_job(job: dict) -> dict:
         lines = [line for line in lines if any(c.isalnum() for c in line)] or ["it said nothing"]
         said = [line for line in lines if line.startswith(("error:", "Unrecognized"))] or lines
         # Arguments stay wrong, but a directory that a dying process of this run has made or holds is fit for the next attempt.
-        passing = code == 2 and ((fresh and run_dir.exists()) or "in use by another process" in said[-1])
+        passing = code == 2 and ((fresh and (run_dir / "checkpoint.pt").exists()) or "in use by another process" in said[-1])
         return {"code": 1 if passing else code, "message": f"exit code {code}: {said[-1]}"}
     return {"code": 0, "message": ""} if is_done(job) else {"code": 1, "message": "exit code 0, but the run is not finished"}
 
@@ -326,8 +328,9 @@ class Driver:
             if log.exists() and log.stat().st_mtime >= job["submitted"]:
                 train, evaluation = (last_row(Path(job["run_dir"]) / f"{name}.csv") for name in ("train", "eval"))
                 job["step"] = last_step(job["run_dir"], "train.csv")
-                rows.append({"name": job["name"], "step": job["step"], "steps": job["steps"], "sps": as_float(train.get("sps")),
-                             "best": as_float(evaluation.get("best_return"), None)})  # fmt: skip
+                rows.append({"name": job["name"], "step": job["step"], "steps": job["steps"],
+                             "sps": as_float(train.get("charts/SPS")),
+                             "best": as_float(evaluation.get("eval/best_return"), None)})  # fmt: skip
         return rows
 
     def seconds_left(self, rows: list[dict]) -> float | None:

@@ -89,16 +89,13 @@ def make_learner(script: str, options: Options):
     env = module.FlatEnv(options.env_id)
     names = ("env_id", "utd", "num_critics", "batch_size", "hidden_dim", "compile", "cudagraphs", "cuda")
     args = module.Args(**{name: getattr(options, name) for name in names}, total_timesteps=20_000, buffer_size=20_000)
-    args = module.check_args(args)
-    if hasattr(args, "target_entropy") and args.target_entropy is None:
-        args.target_entropy = -float(env.action_dim)
+    args = module.check_args(args, env.action_dim)
     device = torch.device("cuda" if use_cuda(options) else "cpu")
     module.set_up_torch(args, device)
-    torch.set_num_threads(module.default_threads())
     learner = module.Learner(args, env.obs_dim, env.action_dim, device)
     learner.replay.normal_(generator=torch.Generator(device).manual_seed(0))
     learner.replay[:, env.obs_dim + env.action_dim + 1] = 0  # nothing terminates
-    learner.state["size"].fill_(len(learner.replay))
+    learner.filled.fill_(len(learner.replay))
     return module, env, learner
 
 
@@ -148,14 +145,14 @@ def step_flop(learner) -> float:
 
     def multiply_adds(name: str) -> tuple[int, int]:
         """Of one sample: through all weights, and through those of the first layer."""
-        sizes = [shape.numel() for key, _, shape in learner.networks[name].layout if key.endswith("weight")]
+        sizes = [weight.numel() for key, weight in getattr(learner, name).named_parameters() if key.endswith("weight")]
         return sum(sizes), sizes[0]
 
     critic, critic_first = multiply_adds("critic")
     actor, actor_first = multiply_adds("actor")
     critic_update = 4 * critic - critic_first  # target, online, weight gradients, gradients of the hidden layers' inputs
     actor_update = 2 * critic + 3 * actor - actor_first  # the critics' input gradients too, but not their weights'
-    fresh_actions = actor if "temperature" in learner.networks else 0  # of the temperature update
+    fresh_actions = actor if hasattr(learner, "temperature") else 0  # of the temperature update
     utd, batch = learner.args.utd, learner.args.batch_size
     return 2 * batch * (utd * (critic_update + actor) + actor_update + fresh_actions)
 
@@ -195,9 +192,9 @@ def split_step(module, env, learner, steps: int) -> dict[str, float]:
 
         return call
 
-    saved = {name: getattr(learner, name, None) for name in ("use_graphs", "act_graph", "update_graph", "prepare_targets",
-             "update_critics", "update_actor", "update_temperature")}  # fmt: skip
-    learner.use_graphs, learner.act_graph, learner.update_graph = False, None, None
+    saved = {name: getattr(learner, name, None) for name in ("act_graph", "update_graph", "prepare_targets", "update_critics",
+             "update_actor", "update_temperature")}  # fmt: skip
+    cudagraphs, learner.args.cudagraphs, learner.act_graph, learner.update_graph = learner.args.cudagraphs, False, None, None
     learner.prepare_targets = clocked("sampling and hoisted pass", saved["prepare_targets"], since_begin=True)
     learner.update_critics = clocked("critic updates", saved["update_critics"])
     for name in ("update_actor", "update_temperature"):
@@ -205,21 +202,22 @@ def split_step(module, env, learner, steps: int) -> dict[str, float]:
             setattr(learner, name, clocked("actor and temperature", saved[name]))
     act, step_env = clocked("acting", learner.act), clocked("simulator", env.step)
     store, total = clocked("storing", learner.store), 0.0
-    obs = env.reset(seed=0)
+    obs, _ = env.reset(seed=0)
     for step in range(steps + 2):
         if step == 2:  # the first two are burn-in
             spent.update(dict.fromkeys(spent, 0.0))
             total = time.perf_counter()
         action = act(obs)
-        next_obs, reward, terminated, truncated = step_env(action)
+        next_obs, reward, terminated, truncated, _ = step_env(action)
         store(step, obs, action, reward, terminated, next_obs)
-        learner.state["size"].fill_(len(learner.replay))
+        learner.filled.fill_(len(learner.replay))
         begun[0] = time.perf_counter()
         learner.update(STEP)
         synchronize(learner.device)
-        obs = env.reset() if terminated or truncated else next_obs
+        obs = env.reset()[0] if terminated or truncated else next_obs
     total = time.perf_counter() - total
     spent["other host work"] = total - sum(spent.values())
+    learner.args.cudagraphs = cudagraphs
     for name, value in saved.items():
         setattr(learner, name, value)
     return {part: seconds / steps for part, seconds in spent.items()}

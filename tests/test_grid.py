@@ -187,6 +187,7 @@ def test_wrong_arguments(tmp_path, call, arguments, sentence):
     ):
         (tmp_path / root / NAME.format(1)).mkdir(parents=True)
         (tmp_path / root / NAME.format(1) / "config.json").write_text(content)
+        (tmp_path / root / NAME.format(1) / "checkpoint.pt").touch()
     (tmp_path / "file").touch()
     out, err = call(tmp_path, *ONE, "--seeds", "1", *arguments, code=2)
     assert out == "" and err.startswith("error: ") and sentence in err and err.count("\n") == 1
@@ -201,6 +202,7 @@ def test_names_and_warnings_of_a_dry_run(tmp_path, call):
     (tmp_path / "runs" / NAME.format(1)).mkdir(parents=True)
     config = {"script": "rac_sac", "args": {"total_timesteps": 9000}}
     (tmp_path / "runs" / NAME.format(1) / "config.json").write_text(json.dumps(config))
+    (tmp_path / "runs" / NAME.format(1) / "checkpoint.pt").touch()
     out, err = call(tmp_path, *ONE, "--seeds", "1", "--dry-run")
     assert err.startswith("warning: ") and "keeps the total_timesteps (9,000) that it began with" in err
     assert out.endswith("--total-timesteps 9000\n")
@@ -215,7 +217,8 @@ def test_names_and_warnings_of_a_dry_run(tmp_path, call):
 
 @pytest.mark.parametrize("body, code, message", [
     ("print('error: no such thing'); sys.exit(2)", 2, "exit code 2: error: no such thing"),
-    ("run_dir.mkdir(); print('error: it exists already'); sys.exit(2)", 1, "it exists already"),  # made by a dying process
+    ("run_dir.mkdir(); (run_dir / 'checkpoint.pt').touch(); print('error: it exists already'); sys.exit(2)", 1,
+     "it exists already"),  # made by a dying process
     ("print('error: x is in use by another process.'); sys.exit(2)", 1, "in use by another process"),
     ("raise ValueError('so it is')", 1, "exit code 1: ValueError: so it is"),
     ("os.kill(os.getpid(), 9)", 1, "killed by signal 9"),
@@ -318,7 +321,7 @@ def test_stopped_and_killed_driver_goes_on(tmp_path):
     out, err = run(tmp_path, *command)
     assert "1 of 1 runs are finished already" in out and "done: " not in out and err == ""
     assert before == {path: path.stat().st_mtime_ns for path in run_dir.iterdir()}
-    assert (run_dir / "evaluate.csv").read_text().startswith("step,beta,return,return_std,best_in_training\n2000,")
+    assert (run_dir / "evaluate.csv").read_text().startswith("global_step,beta,return,return_std,best_in_training\n2000,")
     undisturbed = reference(tmp_path, *command)
     assert without_wall_clock(run_dir / "eval.csv") == without_wall_clock(undisturbed / "eval.csv")
 

@@ -5,6 +5,7 @@ import importlib
 import re
 import subprocess
 import sys
+import tomllib
 
 import pytest
 from conftest import ROOT, SCRIPTS
@@ -19,7 +20,7 @@ def test_inline_metadata_equals_requirements(name):
     """Each file, copied anywhere, runs with `uv run` on the same versions; pytest and its plugin are for the tests alone."""
     source = (ROOT / f"{name}.py").read_text()
     block = re.match(r"# /// script\n((?:#.*\n)+?)# ///\n", source)[1]
-    metadata = {line.strip('#", ') for line in block.splitlines() if "==" in line}
+    metadata = set(tomllib.loads(re.sub(r"^# ?", "", block, flags=re.M))["dependencies"])
     required = pins((ROOT / "requirements.txt").read_text())
     assert metadata == {line for line in required if not line.startswith("pytest")}
     assert all(re.fullmatch(r"[\w\[\]-]+==[\d.]+", line) for line in required)

@@ -46,7 +46,7 @@ def arguments_of(script: str, exp_name: str, env_id: str) -> dict:
 
 
 def make_run(root: Path, exp_name: str, env_id: str, seed: int, returns: dict[int, float], script="rac_sac", bias=False,
-             total=None, tracked=False, fresh=None, **arguments) -> Path:  # fmt: skip
+             total=None, tracked=False, fresh=None, sha256="a", **arguments) -> Path:  # fmt: skip
     """A run directory whose best return at each step is given; the other policies get half of it."""
     path, condition = root / f"{env_id}__{exp_name}__{seed}", CONDITION.get(script, "beta")
     path.mkdir(parents=True)
@@ -56,18 +56,21 @@ def make_run(root: Path, exp_name: str, env_id: str, seed: int, returns: dict[in
         args.update({name: value, **({f"eval_{condition}_max": value} if name == f"train_{condition}_max" else {})})
     largest = args["beta"] if script == "vanilla_rac" else args[f"eval_{condition}_max"]
     betas = [f"{largest:.6g}"] if script == "vanilla_rac" else [f"{largest * i / 12:.6g}" for i in range(1, 13)]
-    config = {"script": script, "args": args, "git_commit": "0123456789abcdef-dirty", "device": "a machine"}
+    config = {"script": script, "script_sha256": sha256, "args": args, "git_commit": "0123456789abcdef-dirty",
+              "device": "a machine"}  # fmt: skip
     (path / "config.json").write_text(json.dumps(config))
     rows = []
     for step, best in returns.items():
-        row = {"step": step, "wall_seconds": step / 10, "best_return": best, "best_return_std": 1, f"best_{condition}": betas[-1],
-               "bias_mean": seed if bias else "", "bias_std": 2 * seed if bias else ""}  # fmt: skip
+        row = {"best_return": best, "best_return_std": 1, f"best_{condition}": betas[-1], "bias_mean": seed if bias else "",
+               "bias_std": 2 * seed if bias else ""}  # fmt: skip
         row |= {f"return_{b}": best if b == betas[-1] else best / 2 for b in betas}
-        rows.append(row | ({} if script == "rac_td3" else {f"alpha_{b}": 1 / step for b in betas}))
+        row |= {} if script == "rac_td3" else {f"alpha_{b}": 1 / step for b in betas}
+        rows.append({"global_step": step, "charts/wall_seconds": step / 10, **{f"eval/{k}": v for k, v in row.items()}})
     write_csv(path / "eval.csv", rows)
-    write_csv(path / "train.csv", [{"step": step + 7000, "wall_seconds": step, "sps": 5, "qf_loss": ""} for step in returns])
+    row = {"charts/SPS": 5, "losses/qf_loss": ""}
+    write_csv(path / "train.csv", [{"global_step": step + 7000, "charts/wall_seconds": step, **row} for step in returns])
     if fresh is not None:
-        values = [{"step": max(returns), condition: b, "return": fresh, "return_std": 1} for b in betas]
+        values = [{"global_step": max(returns), condition: b, "return": fresh, "return_std": 1} for b in betas]
         write_csv(
             path / "evaluate.csv", [v | {"best_in_training": int(b == betas[-1])} for v, b in zip(values, betas, strict=True)]
         )
@@ -265,7 +268,7 @@ def test_what_cannot_be_used_is_named(tmp_path):
     (make_run(runs, "foreign", "Hopper-v4", 1, {1000: 5}) / "config.json").write_text('{"script": "ppo"}')
     (make_run(runs, "binary", "Hopper-v4", 1, {1000: 5}) / "eval.csv").write_bytes(b"\xff\xfe\x00")
     twice = make_run(runs, "twice", "Hopper-v4", 1, {1000: 5}) / "eval.csv"
-    twice.write_text(twice.read_text().replace("best_return_std", "step", 1))
+    twice.write_text(twice.read_text().replace("eval/best_return_std", "global_step", 1))
     make_run(runs, "far", "Hopper-v4", 1, {1000: 5, 2000: 6})
     make_run(runs, "far", "Hopper-v4", 2, {3000: 5, 4000: 6})  # its head is missing
     apart = make_run(runs, "apart", "Hopper-v4", 1, {1000: 5}) / "config.json"
@@ -277,6 +280,8 @@ def test_what_cannot_be_used_is_named(tmp_path):
     early = make_run(runs, "early", "Hopper-v4", 1, {1000: 5}, fresh=4) / "evaluate.csv"
     early.write_text(early.read_text().replace("1000,", "700,"))
     make_run(runs, "a$_$", "Hopper-v4", 1, {1000: 5})
+    make_run(runs, "edited", "Hopper-v4", 1, {1000: 5})
+    make_run(runs, "edited", "Hopper-v4", 2, {1000: 5}, sha256="b")
     make_run(runs, "a_", "Hopper-v4", 1, {1000: 5})
     (runs / "empty").mkdir()
     (runs / "notes").mkdir()
@@ -298,10 +303,11 @@ def test_what_cannot_be_used_is_named(tmp_path):
         ("twice__1/eval.csv", "names a column twice"),
         ("far__2", "has no evaluation by step 2,000, the last of another seed: left out"),
         ("apart__1", "is mixed up: its eval.csv is not one of rac_sac.py"),
-        ("copied train.csv__1/train.csv", "has no column sps"),
+        ("copied train.csv__1/train.csv", "has no column charts/SPS"),
         ("copied evaluate.csv__1/evaluate.csv", "has no column return"),
         ("early__1/evaluate.csv", "is of step 700, at which eval.csv has no evaluation"),
         ("a$_$ and of a_", "are called alike"),
+        ("edited__1 and runs/Hopper-v4__edited__2", "different versions of rac_sac.py made them"),
         ("runs/empty", "is not a run directory"),
         ("runs/notes", "is not a run directory"),
     ):
@@ -311,7 +317,8 @@ def test_what_cannot_be_used_is_named(tmp_path):
     used = [row["run directory"] for row in next(t for t in tables(text) if "run directory" in t[0])]
     names = {Path(name).name for name in used}
     used_names = ("rac_sac__1", "rac_sac__2", "other__1", "other__2", "cut__1", "rotten__1", "far__1", "odd__1",
-                  "copied train.csv__1", "copied evaluate.csv__1", "early__1", "a$_$__1", "a___1")  # fmt: skip
+                  "copied train.csv__1", "copied evaluate.csv__1", "early__1", "a$_$__1", "a___1", "edited__1",
+                  "edited__2")  # fmt: skip
     assert names == {f"Hopper-v4__{n}" for n in used_names}
     assert "1,000 of 9,000, unfinished" in text and "other [utd 3]" in text and "other [utd 4]" in text
 
@@ -324,7 +331,7 @@ def test_nothing_to_report(tmp_path):
     assert err.startswith("error: nowhere is not a directory")
 
 
-def test_published_specification(tmp_path):
+def test_published_specification(tmp_path, whole):
     """Built without login or network; whose runs, which curves and which tables it shows."""
     runs, path = tmp_path / "runs", tmp_path / "out/wandb_report.json"
     for seed in (1, 2):
@@ -355,13 +362,9 @@ def test_published_specification(tmp_path):
     markdown = [block["content"] for block in written["spec"]["blocks"] if block["type"] == "markdown-block"]
     assert len(markdown) == len(tables(text)) and all(table in text for table in markdown)
     # The names of the panels are those that the scripts log.
-    import rac_sac
-
-    logged = rac_sac.wandb_names(dict.fromkeys(rac_sac.eval_columns([0.8]), 1.0)) | rac_sac.wandb_names(
-        dict.fromkeys(rac_sac.TRAIN_COLUMNS, 1.0)
-    )
+    logged = {column for name in ("eval.csv", "train.csv") for column in (whole[0] / name).read_text().split("\n")[0].split(",")}
     metrics = {m for p in (panels[0],) for config in p.values() for m in config["metrics"]}
-    assert metrics <= set(logged) and "eval/return_0.8" in logged
+    assert metrics <= logged and "eval/return_0.8" in logged
 
     _, err, _ = report(tmp_path, "runs", "--publish", "--project", "mine", "--entity", "me", WANDB_MODE="offline")
     assert "WANDB_MODE is offline" in err and "projects project are not in a report of mine" in err

@@ -601,32 +601,31 @@ def train(args: Args, stopped_by: list[int] | tuple = ()) -> dict:
 
 
 class Run:
-    """A run directory, held by this process: checkpoint, logs and policies in it, evaluator, progress bar, tracking."""
+    """A run directory, held by this process: its checkpoint, logs and policies, the evaluator, progress bar and tracking."""
 
     SAVED = ("step", "row_step", "episode", "episodic_return", "scripts", "last", "best")  # last, best: evaluation
 
     def __init__(self, args: Args, learner: Learner, env: "FlatEnv", saved: dict, stopped_by):
         self.args, self.learner, self.env, self.saved, self.stopped_by = args, learner, env, saved, stopped_by
-        self.step, self.row_step, self.episode, self.episodic_return, self.actions, self.updates = 0, 0, 0, 0.0, [], 0
+        self.step, self.row_step, self.updates, self.episode, self.episodic_return, self.actions = 0, 0, 0, 0, 0.0, []
         self.scripts, self.last, self.best, self.saved_step, self.bar, self.tracker = [], {}, {}, None, None, None
         self.whole, self.completed, self.random_state = True, False, learner.generator.get_state()
         self.start = self.row_time = self.saved_time = time.time()
-        self.dir = Path(args.resume) if saved else make_run_dir(args)
+        self.dir, self.stack = Path(args.resume) if saved else make_run_dir(args), contextlib.ExitStack()
         self.identity = {"script": SCRIPT, "format": FORMAT, "obs_dim": env.obs_dim, "bounds": torch.from_numpy(env.bounds),
                          "args": dataclasses.asdict(dataclasses.replace(args, resume=None))}  # fmt: skip
 
     def __enter__(self):
-        """Hold the directory; take over what a checkpoint has saved. Nothing is changed in a directory that is refused."""
-        args, learner, saved, pending = self.args, self.learner, self.saved, self.saved.get("pending", [])
+        args, saved = self.args, self.saved
         with contextlib.ExitStack() as stack:
             stack.enter_context(hold(self.dir))
             if saved:
-                restore(saved, self.dir, learner)
+                restore(saved, self.dir, self.learner)
                 vars(self).update(saved["state"])
                 self.actions, self.saved_step = list(saved["actions"].numpy().copy()), self.step
                 self.start -= saved["seconds"]
             self.evaluator = stack.enter_context(Evaluator(args, seeds_for(args.seed, 0, 0, args.eval_episodes)))
-            for inputs in pending:
+            for inputs in saved.get("pending", []):
                 self.evaluator.submit(inputs)
             self.tracker = start_tracking(args, self.dir) if args.track else None
             stack.push(self.end)
@@ -635,7 +634,7 @@ class Run:
             if saved and not np.array_equal(self.obs, saved["obs"].numpy()):
                 tell(f"{args.env_id} is not deterministic: the run goes on, but not exactly as it would have")
             saved.clear()  # lets go of the file, which the next checkpoint replaces
-            self.scripts = keep_script(self.dir, self.identity["args"], learner.device, self.scripts)
+            self.scripts = keep_script(self.dir, self.identity["args"], self.learner.device, self.scripts)
             self.save()
             self.stack = stack.pop_all()
         return self
@@ -645,8 +644,8 @@ class Run:
 
     def end(self, kind, error, traceback) -> None:
         """Raise what ended the run as the user is to see it, after a checkpoint where the last step is whole."""
-        known = isinstance(error, UserError | TrainingError | OSError | torch.OutOfMemoryError)
-        if isinstance(error, Exception) and self.whole and not known:  # of the environment or an evaluation
+        failed, known = isinstance(error, Exception), isinstance(error, TrainingError | OSError | torch.OutOfMemoryError)
+        if failed and self.whole and not known:  # the environment or an evaluation has failed
             self.learner.generator.set_state(self.random_state)  # all that the step has changed
             with contextlib.suppress(TrainingError):
                 self.save()
@@ -654,43 +653,39 @@ class Run:
         if self.tracker:  # 255 is wandb's own exit code of an interrupted run
             self.tracker.finish(exit_code=1 if error else 0 if self.completed else 255)
         good = "there is no checkpoint" if self.saved_step is None else f"the last good checkpoint is of step {self.saved_step}"
-        if known or (isinstance(error, Exception) and self.stopped_by):
-            # Ctrl-C in a terminal also ends the compiler that torch has started: that step is not whole.
+        if known or (failed and self.stopped_by):  # Ctrl-C in a terminal also ends the compiler: that step is not whole
             what = first_line(error) if known else f"interrupted in the middle of a step ({first_line(error)})"
             raise TrainingError(f"stopped at step {self.step}: {what}; {good} in {self.dir}.") from None
-        if isinstance(error, Exception):
+        if failed:
             tell(f"stopped at step {self.step} by the error below; {good}; go on with: {command('resume', self.dir)}")
 
     def show(self, text: str, learning: bool) -> None:
         """A new bar, whose time left counts from here; without one where steps say nothing of it: random ones, compiling."""
-        old, rate = self.bar, "<{remaining}, {rate_fmt}" if learning else ", {rate_fmt}"
+        old, left = self.bar, "<{remaining}" if learning else ""
         if old is not None:
             old.leave = False
             old.close()
         self.bar = tqdm(total=self.args.total_timesteps, initial=self.step, unit="step", dynamic_ncols=True, smoothing=0.05,
-                        desc=text, mininterval=0.5 if sys.stderr.isatty() else 30, postfix=None,
-                        bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}" + rate + "{postfix}]")  # fmt: skip
+                        desc=text, mininterval=0.5 if sys.stderr.isatty() else 30,
+                        bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}" + left + ", {rate_fmt}{postfix}]")  # fmt: skip
         self.bar.postfix = old.postfix if old is not None else None
 
     def before_update(self) -> None:
         """The bar says that the first update of a process compiles; after it the time left begins to count."""
         self.updates += 1
-        if self.updates == 1 and self.args.compile:
-            self.show("compiling the update (10 to 60 s)", learning=False)
-        elif self.updates == 2:
-            self.show(self.dir.name[:40], learning=True)
+        if self.updates <= 2:
+            compiling = self.updates == 1 and self.args.compile
+            self.show("compiling the update (10 to 60 s)" if compiling else self.dir.name[:40], learning=self.updates == 2)
 
     def count(self, action: np.ndarray, reward: float, next_obs: np.ndarray) -> None:
         """One environment step has been made, and learned from."""
-        self.step, self.obs, self.whole = self.step + 1, next_obs, True
+        self.step, self.obs, self.whole, self.episodic_return = self.step + 1, next_obs, True, self.episodic_return + reward
         self.actions.append(action)
-        self.episodic_return += reward
         self.bar.update()
 
     def begin_episode(self, episode: int, actions: list[np.ndarray]) -> None:
         """Reset the environment and repeat the actions of a resumed episode; every episode of a run has a seed of its own."""
-        self.episode, self.actions = episode, actions
-        self.episodic_return *= bool(actions)
+        self.episode, self.actions, self.episodic_return = episode, actions, self.episodic_return if actions else 0.0
         self.obs, _ = self.env.reset(seed=seeds_for(self.args.seed, 3, episode)[0])
         for action in actions:
             self.obs = self.env.step(action)[0]
@@ -709,14 +704,12 @@ class Run:
 
     def log_training(self, done: bool, learning: int) -> None:
         """A row of train.csv."""
-        steps, now = self.step - self.row_step, time.time()
-        self.log("train.csv", {
-            "global_step": self.step, "charts/wall_seconds": self.seconds(),
-            "charts/SPS": round(steps / max(now - self.row_time, 1e-9), 2), **self.learner.read_metrics(min(steps, learning)),
-            "charts/episodic_return": self.episodic_return if done else None,
-            "charts/episodic_length": len(self.actions) if done else None,
-        })  # fmt: skip
-        self.row_step, self.row_time = self.step, now
+        steps, seconds = self.step - self.row_step, max(time.time() - self.row_time, 1e-9)
+        row = {"global_step": self.step, "charts/wall_seconds": self.seconds(), "charts/SPS": round(steps / seconds, 2)}
+        row |= self.learner.read_metrics(min(steps, learning))
+        row |= {"charts/episodic_return": self.episodic_return if done else None}
+        self.log("train.csv", row | {"charts/episodic_length": len(self.actions) if done else None})
+        self.row_step, self.row_time = self.step, time.time()
 
     def collect(self, seconds: float = 0.0, text: str | None = None) -> None:
         """Log the evaluations that have ended and keep their policies; wait up to `seconds` for one, and say `text` meanwhile."""
@@ -726,11 +719,11 @@ class Run:
             self.log("eval.csv", row)
             names = ("best_return", "best_return_std", f"best_{CONDITION}")
             self.last = {"step": row["global_step"], **{name: row[f"eval/{name}"] for name in names}}
-            content = {**self.identity, "actor": actor, "evaluation": self.last}
-            write_whole(self.dir / "policy.pt", functools.partial(torch.save, content))
-            if self.last["best_return"] >= self.best.get("best_return", -math.inf):
-                self.best = self.last
-                write_whole(self.dir / "best_policy.pt", functools.partial(torch.save, content))
+            better = self.last["best_return"] >= self.best.get("best_return", -math.inf)
+            self.best = self.last if better else self.best
+            for name in ("policy.pt", "best_policy.pt")[: 1 + better]:
+                content = {**self.identity, "actor": actor, "evaluation": self.last}
+                write_whole(self.dir / name, functools.partial(torch.save, content))
             best = f"{self.last['best_return']:.1f} at {CONDITION} {self.last[f'best_{CONDITION}']:.3g}"
             self.bar.set_postfix_str(f"evaluated {best}, step {self.last['step']}", refresh=False)
         if text and len(self.evaluator.pending) <= 2 * self.args.eval_workers:
@@ -840,14 +833,14 @@ def make_envs(env_id: str, count: int, **options) -> list["FlatEnv"]:
     return [FlatEnv(env_id, **options) for _ in range(count)]
 
 
-def load_network(args: Args, name: str, parameters: dict, env) -> nn.Module:
+def load_network(args: Args, name: str, parameters: dict, obs_dim: int, action_dim: int) -> nn.Module:
     """The actor or the critic of a run with the parameters given by name, as arrays or tensors."""
-    network = make_network(name, args, env.obs_dim, env.action_dim)
+    network = make_network(name, args, obs_dim, action_dim)
     try:
         network.load_state_dict({key: torch.as_tensor(value) for key, value in parameters.items()})
     except RuntimeError:
         raise UserError(f"the saved {name} does not have the shapes that its arguments give.") from None
-    return network
+    return network.requires_grad_(False)
 
 
 def evaluate_one(args: Args, seeds: list[int], actor: dict, condition: float) -> np.ndarray:
@@ -857,7 +850,7 @@ def evaluate_one(args: Args, seeds: list[int], actor: dict, condition: float) ->
     torch.set_float32_matmul_precision("highest")
     try:
         envs = make_envs(args.env_id, len(seeds))
-        return play_returns(envs, load_network(args, "actor", actor, envs[0]), condition, seeds)
+        return play_returns(envs, load_network(args, "actor", actor, envs[0].obs_dim, envs[0].action_dim), condition, seeds)
     finally:
         torch.set_num_threads(threads)
         torch.set_float32_matmul_precision(precision)
@@ -876,7 +869,7 @@ def evaluate(args: Args, seeds: list[int], step: int, seconds: float, alphas: li
     row |= {f"alpha_{c:.6g}": alpha for c, alpha in zip(conditions, alphas, strict=False)}
     if critic is not None:
         (env, *_), endless = make_envs(args.env_id, len(seeds)), make_envs(args.env_id, BIAS_CONTINUATIONS, max_episode_steps=-1)
-        networks = load_network(args, "actor", actor, env), load_network(args, "critic", critic, env)
+        networks = [load_network(args, *item, env.obs_dim, env.action_dim) for item in (("actor", actor), ("critic", critic))]
         alpha, (seed,) = alphas[best] if alphas else 0.0, seeds_for(args.seed, 2, step)
         row["bias_mean"], row["bias_std"] = measure_bias(args, env, endless, *networks, conditions[best], alpha, seed)
     row = {f"eval/{name}": value if value is None else float(value) for name, value in row.items()}
@@ -898,51 +891,47 @@ class Evaluator:
     """
 
     def __init__(self, args: Args, seeds: list[int]):
-        self.args, self.seeds, self.pending, self.futures, self.deaths = args, seeds, [], [], 0
+        self.args, self.seeds, self.pending, self.futures, self.deaths, self.pool = args, seeds, [], [], 0, None
 
     def __enter__(self):
         """Start the workers. They end when this process closes its end of the pipe, or dies, be it by SIGKILL."""
-        if not self.args.eval_workers:
-            return self
-        context = multiprocessing.get_context("spawn")
-        reader, self.lifeline = context.Pipe(duplex=False)
-        self.pool = ProcessPoolExecutor(self.args.eval_workers, context, start_worker, (reader,))
-        resource_tracker.ensure_running()  # its start would unblock the signal
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))  # for the workers: Ctrl-C is for training alone
-        for _ in range(self.args.eval_workers):
-            self.pool.submit(os.getpid)  # spawns one
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if self.args.eval_workers:
+            context = multiprocessing.get_context("spawn")
+            reader, self.lifeline = context.Pipe(duplex=False)
+            self.pool = ProcessPoolExecutor(self.args.eval_workers, context, start_worker, (reader,))
+            resource_tracker.ensure_running()  # its start would unblock the signal
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))  # for the workers: Ctrl-C is for training alone
+            for _ in range(self.args.eval_workers):
+                self.pool.submit(os.getpid)  # spawns one
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         return self
 
     def __exit__(self, *_):
-        if self.args.eval_workers:
+        if self.pool:
             self.lifeline.close()
             self.pool.shutdown(cancel_futures=True)
 
     def map(self, function, items) -> list:
         """[function(item) for item in items], in the workers."""
-        return list(self.pool.map(function, items) if self.args.eval_workers else map(function, items))
+        return list((self.pool.map if self.pool else map)(function, items))
 
-    def submit(self, inputs: list) -> None:
-        """Queue an evaluation; steps must grow from call to call."""
-        self.pending.append(inputs)
-        self.start(inputs)
-
-    def start(self, inputs: list) -> None:
+    def submit(self, inputs: list, again: bool = False) -> None:
+        """Queue an evaluation, with steps growing from call to call, or start one again."""
+        self.pending += [] if again else [inputs]
         arrays = [{key: tensor.numpy() for key, tensor in x.items()} if isinstance(x, dict) else x for x in inputs]
         task = functools.partial(evaluate, self.args, self.seeds, *arrays)
-        self.futures.append(self.pool.submit(task) if self.args.eval_workers else task)
+        self.futures.append(self.pool.submit(task) if self.pool else task)
 
-    def poll(self, seconds: float = 0.0) -> list[tuple[dict, dict]]:
-        """Wait up to `seconds` for the oldest evaluation; (row of eval.csv, actor) of those that are there, in step order."""
-        if self.pending and not self.args.eval_workers:
-            return [(self.futures.pop(0)(), self.pending.pop(0)[3])]
-        ended = []
+    def poll(self, seconds: float = 0.0):
+        """Wait up to `seconds` for the oldest evaluation; yields (row of eval.csv, actor) of those that are there."""
+        if self.pending and not self.pool:
+            yield self.futures.pop(0)(), self.pending.pop(0)[3]
         try:
-            wait(self.futures[:1], seconds)
-            while self.futures and self.futures[0].done():
-                ended.append((self.futures[0].result(), self.pending[0][3]))
-                del self.futures[0], self.pending[0]
+            wait(self.futures[:1] if self.pool else [], seconds)
+            while self.pool and self.futures and self.futures[0].done():
+                row = self.futures[0].result()
+                del self.futures[0]
+                yield row, self.pending.pop(0)[3]
         except BrokenProcessPool:
             self.deaths += 1
             if self.deaths > 10:
@@ -952,8 +941,7 @@ class Evaluator:
             self.__enter__()
             self.futures = []
             for inputs in self.pending:
-                self.start(inputs)
-        return ended
+                self.submit(inputs, again=True)
 
 
 # Arguments, environment, PyTorch ------------------------------------------------------------------------------------------------
@@ -1021,11 +1009,11 @@ def set_up_torch(args: Args, device: torch.device) -> None:
 
 def check_memory(args: Args, width: int, device: torch.device) -> None:
     """UserError if the replay does not fit: the system promises memory that it does not have, and kills the run on its use."""
-    size, there = args.buffer_size * width * 4 / 2**30, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    gib, there = args.buffer_size * width * 4 / 2**30, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     there = torch.cuda.get_device_properties(device).total_memory / 2**30 if device.type == "cuda" else there
-    if size > there:
-        raise UserError(f"a replay of {size:.1f} GiB (buffer_size {args.buffer_size}) does not fit on {device}, which has "
-                        f"{there:.1f} GiB; choose a smaller buffer_size.")  # fmt: skip
+    if gib > there:
+        size = f"a replay of {gib:.1f} GiB (buffer_size {args.buffer_size})"
+        raise UserError(f"{size} does not fit on {device}, which has {there:.1f} GiB; choose a smaller buffer_size.")
 
 
 class FlatEnv(gym.Wrapper):
@@ -1145,51 +1133,44 @@ def keep_script(run_dir: Path, args: dict, device: torch.device, scripts: list[s
 def drop_rows(run_dir: Path, step: int, pending: list[int]) -> None:
     """Take from the CSV files the rows after a checkpoint's step, which will come again; UserError for an unreadable file."""
     kept = {}
-    for name, last in (("train.csv", step), ("eval.csv", min([step, *(p - 1 for p in pending)]))):
-        path = run_dir / name
+    for path, last in ((run_dir / "train.csv", step), (run_dir / "eval.csv", min([step, *(p - 1 for p in pending)]))):
         try:
             with open(path, newline="") as file:  # line ends stay as they are
-                header, *lines = file.readlines()
+                header, *lines = file.readlines() if path.stat().st_size else [""]
             if lines and lines[-1].count(",") < header.count(","):
                 lines.pop()  # cut off by a kill
             rows = [line for line in lines if line.startswith("#") or not line.strip() or int(line.split(",")[0]) <= last]
-            kept[path] = "".join([header, *rows])
+            kept[path] = "".join([header, *rows]).encode()
         except FileNotFoundError:
             continue
         except (OSError, ValueError):
             raise UserError(f"{path} cannot be read as the rows of a run; mend it, or move it away.") from None
-    for path, text in kept.items():
-        write_whole(path, lambda file, text=text: file.write(text.encode()))
-
-
-def saved_args(path: Path, content: dict, say: bool) -> Args:
-    """The arguments in a file of a run; what a fork has gained since takes its default. UserError for another script's."""
-    if content["script"] != SCRIPT:
-        raise UserError(f"{path} was written by {content['script']}.py; use that script instead of {SCRIPT}.py.")
-    if content.get("format") != FORMAT:
-        raise UserError(f"{path} was written by an older version of {SCRIPT}.py, whose runs this one cannot read.")
-    known, saved = {field.name for field in dataclasses.fields(Args)}, content["args"]
-    if saved.keys() - known:
-        raise UserError(f"{path} has arguments that this {SCRIPT}.py does not have: {', '.join(sorted(saved.keys() - known))}.")
-    if known - saved.keys() and say:
-        tell(f"{path} was written without {', '.join(sorted(known - saved.keys()))}: the defaults are taken")
-    return Args(**saved)
+    for path, content in kept.items():
+        write_whole(path, lambda file, content=content: file.write(content))
 
 
 def load_file(path: Path, say: bool = True) -> dict:
-    """A checkpoint or policy file, on the CPU; UserError if it is missing, damaged or another script's.
+    """A checkpoint or policy file, on the CPU, with `args` as Args; what a fork has gained since takes its default, and is said.
 
-    Only tensors and plain Python are accepted (weights_only), so a stranger's file cannot run code.
+    UserError if it is missing, damaged, or another script's. Only tensors and plain Python are accepted (weights_only), so a
+    stranger's file cannot run code.
     """
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        return {**content, "args": saved_args(path, content, say)}
-    except UserError:
-        raise
+        script, saved, known = content["script"], content["args"], {field.name for field in dataclasses.fields(Args)}
     except FileNotFoundError:
         raise UserError(f"{path} does not exist; give the directory of a run.") from None
     except Exception:
         raise UserError(f"{path} is damaged or not a file of {SCRIPT}.py.") from None
+    if script != SCRIPT:
+        raise UserError(f"{path} was written by {script}.py; use that script instead of {SCRIPT}.py.")
+    if content.get("format") != FORMAT:
+        raise UserError(f"{path} was written by an older version of {SCRIPT}.py, whose runs this one cannot read.")
+    if saved.keys() - known:
+        raise UserError(f"{path} has arguments that this {SCRIPT}.py does not have: {', '.join(sorted(saved.keys() - known))}.")
+    if known - saved.keys() and say:
+        tell(f"{path} was written without {', '.join(sorted(known - saved.keys()))}: the defaults are taken")
+    return {**content, "args": Args(**saved)}
 
 
 def restore(saved: dict, run_dir: Path, learner: Learner) -> None:
@@ -1213,12 +1194,10 @@ class Policy:
     """
 
     def __init__(self, content: dict):
-        args, (self.low, self.high) = content["args"], content["bounds"].numpy()
-        self.obs_dim, self.action_dim = content["obs_dim"], len(self.low)
-        self.actor, self.range = load_network(args, "actor", content["actor"], self), condition_range(args)
-        self.best = content["evaluation"][f"best_{CONDITION}"]
-        setattr(self, f"{CONDITION}s", eval_conditions(args))
-        setattr(self, f"best_{CONDITION}", self.best)
+        args, self.best = content["args"], content["evaluation"][f"best_{CONDITION}"]
+        self.obs_dim, (self.low, self.high), self.range = content["obs_dim"], content["bounds"].numpy(), condition_range(args)
+        self.actor = load_network(args, "actor", content["actor"], self.obs_dim, len(self.low))
+        vars(self).update({f"{CONDITION}s": eval_conditions(args), f"best_{CONDITION}": self.best})
 
     def __call__(self, obs: np.ndarray, condition: float | None = None, **named: float) -> np.ndarray:
         value = named.pop(CONDITION, condition)
@@ -1228,14 +1207,12 @@ class Policy:
         if named or not self.range[0] <= value <= self.range[1]:
             raise UserError(f"{named or value} was given; {CONDITION} must be from {self.range[0]} to {self.range[1]}.")
         action = self.low + (policy(self.actor, np.atleast_2d(obs), value)[0] + 1) * 0.5 * (self.high - self.low)
-        action = np.clip(action, self.low, self.high)
-        return action[0] if obs.ndim == 1 else action
+        return np.clip(action, self.low, self.high).reshape(*obs.shape[:-1], -1)
 
 
 def load_policy(path: str | Path) -> Policy:
     """The policies of a run directory as last evaluated, or those of a policy.pt or best_policy.pt; needs no environment."""
-    path = Path(path)
-    return Policy(load_file(path / "policy.pt" if path.is_dir() else path))
+    return Policy(load_file(Path(path) / "policy.pt" if Path(path).is_dir() else Path(path)))
 
 
 def start_tracking(args: Args, run_dir: Path):
@@ -1246,20 +1223,19 @@ def start_tracking(args: Args, run_dir: Path):
     identity = run_dir / "wandb_id"
     if not identity.exists():
         write_whole(identity, lambda file: file.write(os.urandom(4).hex().encode()))
-    options = {
-        "project": args.wandb_project_name, "entity": args.wandb_entity, "config": dataclasses.asdict(args), "name": run_dir.name,
-        "id": identity.read_text(), "resume": "allow", "dir": str(run_dir),
-        "settings": wandb.Settings(silent=True, console="off", init_timeout=20),
-    }  # fmt: skip
+    settings = wandb.Settings(silent=True, console="off", init_timeout=20)
+    start = functools.partial(
+        wandb.init, project=args.wandb_project_name, entity=args.wandb_entity, config=dataclasses.asdict(args), resume="allow",
+        name=run_dir.name, id=identity.read_text(), dir=str(run_dir), settings=settings)  # fmt: skip
     try:
         try:
             if os.environ.get("WANDB_MODE", "online") == "online" and not wandb.login(prompt=False, verify=False):
                 raise wandb.errors.CommError("no API key")
-            run = wandb.init(**options)
+            run = start()
         except wandb.errors.CommError as error:
             tell(f"Weights & Biases is offline ({first_line(error)}); upload later: wandb sync {run_dir}/wandb/offline-run-*")
             wandb.teardown()  # or else the failed start holds the run's id
-            run = wandb.init(mode="offline", **options)
+            run = start(mode="offline")
     except Exception as error:  # a wrong project name, a service that does not start: not worth losing the run
         return tell(f"Weights & Biases does not start, and the run goes on without it: {first_line(error)}")
     if run.url:
@@ -1277,7 +1253,7 @@ def record_episode(args: Args, actor: dict, condition: float, run_dir: Path, nam
     try:
         env, folder = FlatEnv(args.env_id, render_mode="rgb_array"), str(run_dir / "videos")
         film = gym.wrappers.RecordVideo(env, folder, name_prefix=f"{name}-{CONDITION}-{condition:.4g}", disable_logger=True)
-        play_returns([film], load_network(args, "actor", actor, env), condition, seeds_for(args.seed, 0))
+        play_returns([film], load_network(args, "actor", actor, env.obs_dim, env.action_dim), condition, seeds_for(args.seed, 0))
         film.close()
     except Exception as error:  # drivers, codecs and renderers fail in their own ways
         raise UserError(f"no video could be recorded: {first_line(error)}.") from None

@@ -187,8 +187,7 @@ def critic_at(learner, obs, action, seen):
 
 def bound(module, learner, name):
     """A network as evaluation gets it."""
-    sizes = SimpleNamespace(obs_dim=OBS, action_dim=ACT)
-    return module.load_network(learner.args, name, learner.copy_of(name), sizes)
+    return module.load_network(learner.args, name, learner.copy_of(name), OBS, ACT)
 
 
 def record_calls(module, learner, name):

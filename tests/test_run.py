@@ -23,6 +23,7 @@ from conftest import (
     every_script,
     kill,
     last_step,
+    load_script,
     messages,
     rows_of,
     slow_but,
@@ -56,6 +57,8 @@ def test_run_directory_and_screen(cli, whole):
     assert {p.name for p in run_dir.iterdir()} - {".lock"} == files and messages(stderr) == []
     bar = stderr.replace("\r", "\n").strip().splitlines()[-1]
     assert "500/500" in bar and "step/s" in bar and "evaluated" in bar and "<" in bar  # steps, SPS, evaluation, ETA
+    random_start = re.findall(r"\b(?:\d|1?\d\d)/500 \[[^\]]*", stderr)
+    assert random_start and not any("<" in part for part in random_start)  # random steps say nothing of the time left
 
     config = json.loads((run_dir / "config.json").read_text())
     assert config["args"]["env_id"] == "Hopper-v4" and config["args"].get("target_entropy", -3) == -3
@@ -183,7 +186,10 @@ def test_sigkill_and_resume_is_exact(cli, whole):
     assert_same_run(whole[0], cut)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+SLOW_SIGNALS = (pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGTERM, signal.SIGHUP))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, *SLOW_SIGNALS])
 def test_signals_write_a_checkpoint(cli, whole, number):
     with cli.held("cut", "--eval-workers", "1", at=260) as (process, cut):
         cli.holding(process)
@@ -260,6 +266,86 @@ def test_two_processes_cannot_share_a_run_directory(cli):
         assert f"{run_dir} is in use by another process." in cli.call("--resume", run_dir, code=2).stderr
         assert "exists already" in cli.call("--run-name", "run", *cli.tiny, code=2).stderr
         assert process.poll() is None
+
+
+def test_rows_after_the_checkpoint_are_dropped_by_their_step(cli, whole):
+    """Whatever an editor did to line ends, comments stay; a file that cannot be read is refused and left as it is."""
+    grown = cli.train("grown", "--total-timesteps", "400")
+    for name in ("eval.csv", "train.csv"):
+        header, *rows = (grown / name).read_text().splitlines()
+        later = ["450" + rows[-1][3:], "460,1"]  # a later row, and one that a kill has cut
+        (grown / name).write_bytes("\r\n".join([header, "# a comment", *rows, *later]).encode())
+    cli.call("--resume", grown, "--total-timesteps", "500")
+    for name in ("eval.csv", "train.csv"):
+        assert (grown / name).read_bytes().split(b"\r\n")[1] == b"# a comment"
+        text = (grown / name).read_bytes().replace(b"\r\n", b"\n").replace(b"# a comment\n", b"")
+        (grown / name).write_bytes(text)
+    assert_same_run(whole[0], grown, files=["eval.csv"])
+    damaged = (grown / "eval.csv").read_bytes().replace(b"\n300,", b"\nthree hundred,")
+    (grown / "eval.csv").write_bytes(damaged)
+    before = {path.name: path.read_bytes() for path in grown.iterdir()}
+    error = cli.call("--resume", grown, "--total-timesteps", "600", code=2).stderr
+    assert "eval.csv cannot be read as the rows of a run; mend it, or move it away." in error
+    assert before == {path.name: path.read_bytes() for path in grown.iterdir()}
+
+
+def test_a_changed_script_goes_on_with_its_older_runs(cli):
+    """An argument that a fork has gained takes its default, and is named; the script that began the run stays beside it."""
+    run_dir = cli.train("grown", "--total-timesteps", "400")
+    original = cli.script.read_text()
+    gained = "    noise_scale: NonNegativeFloat = 0.5  # of a fork\n    utd: PositiveInt"
+    fork = original.replace("    utd: PositiveInt", gained, 1)
+    cli.script = cli.folder / "rac_sac.py"
+    cli.script.write_text(fork)
+    result = cli.run("--resume", run_dir, "--total-timesteps", "500")
+    said = messages(result.stderr)
+    assert said[0].endswith("checkpoint.pt was written without noise_scale: the defaults are taken") and len(said) == 2
+    assert said[1].startswith("rac_sac.py has changed since it began this run, as ")
+    assert (run_dir / "rac_sac.py").read_text() == original
+    hashes = [hashlib.sha256(text.encode()).hexdigest() for text in (original, fork)]
+    config = json.loads((run_dir / "config.json").read_text())
+    assert config["script_sha256"] == "+".join(hashes) and config["args"]["noise_scale"] == 0.5
+    assert messages(cli.run("--evaluate", run_dir).stderr) == []
+    cli.script = ROOT / "rac_sac.py"  # and back: it does not know the argument
+    assert "has arguments that this rac_sac.py does not have: noise_scale" in cli.call("--resume", run_dir, code=2).stderr
+
+
+@every_script
+def test_policies_to_hand_on(cli, whole):
+    """policy.pt is of the last evaluation, best_policy.pt of the best one; both know their family and refuse what is odd."""
+    module, condition, run_dir = load_script(ROOT / f"{cli.name}.py"), CONDITIONS[cli.name], whole[0]
+    with open(run_dir / "eval.csv") as file:
+        rows = list(csv.DictReader(file))
+    best = max(rows, key=lambda row: float(row["eval/best_return"]))
+    checkpoint, obs = module.load_file(run_dir / "checkpoint.pt"), np.linspace(-1, 1, 22).reshape(2, 11)
+    for path, row in ((run_dir, rows[-1]), (run_dir / "policy.pt", rows[-1]), (run_dir / "best_policy.pt", best)):
+        policy = module.load_policy(path)
+        assert getattr(policy, f"best_{condition}") == pytest.approx(float(row[f"eval/best_{condition}"]))
+        assert getattr(policy, f"{condition}s") == module.eval_conditions(checkpoint["args"])
+        for value in getattr(policy, f"{condition}s"):
+            many = policy(obs, **{condition: value})
+            expected, _ = module.policy(policy.actor, obs.astype(np.float32), value)
+            np.testing.assert_allclose(many, expected, atol=1e-6)  # Hopper's bounds are -1 and 1
+            np.testing.assert_allclose(policy(obs[1], value), many[1], atol=1e-6)
+        assert policy(obs[0]).shape == (3,) and (np.abs(policy(obs * 1e3)) <= 1).all()
+        for wrong, sentence in ((obs[:, 1:], "obs has shape"), (obs * np.nan, "obs has shape"), (obs[None], "obs has shape")):
+            with pytest.raises(module.UserError, match=sentence):
+                policy(wrong)
+        for wrong in ({condition: 9.0}, {condition: -1.0}, {condition: np.nan}, {"gamma": 1.0}):
+            with pytest.raises(module.UserError, match=f"{condition} must be from"):
+                policy(obs, **wrong)
+    last = {key.removeprefix("actor."): value for key, value in checkpoint["tensors"].items() if key.startswith("actor.")}
+    assert all(torch.equal(value, last[key]) for key, value in module.load_policy(run_dir).actor.state_dict().items())
+    with pytest.raises(module.UserError, match=r"policy\.pt does not exist"):
+        module.load_policy(cli.folder)
+
+
+def test_the_actor_can_be_exported(whole):
+    """As the README shows it."""
+    policy = rac_sac.load_policy(whole[0])
+    inputs = (torch.zeros(1, 11), torch.tensor([[policy.best_beta]]).log())
+    exported = torch.export.export(policy.actor, inputs).module()
+    torch.testing.assert_close(exported(*inputs)[0].tanh().numpy()[0], policy(np.zeros(11)))
 
 
 def test_resume_says_when_it_cannot_be_exact(cli):
@@ -432,7 +518,8 @@ def test_compiled_run_resumes_exactly(cli):
     arguments = [a for a in cli.tiny if a != "--no-compile"]
     cli.run("--env-id", "Pendulum-v1", "--run-name", "whole", *arguments, "--total-timesteps", "260")
     cli.run("--env-id", "Pendulum-v1", "--run-name", "grown", *arguments, "--total-timesteps", "230")
-    cli.run("--resume", "runs/grown", "--total-timesteps", "260")
+    result = cli.run("--resume", "runs/grown", "--total-timesteps", "260")
     whole, grown = final_state(cli.folder / "runs/whole"), final_state(cli.folder / "runs/grown")
     assert all(torch.equal(whole["tensors"][k], grown["tensors"][k]) for k in whole["tensors"] if k != "metrics")
+    assert "compiling the update" in result.stderr and "compiling" not in result.stderr.replace("\r", "\n").splitlines()[-1]
     shutil.rmtree(cli.folder / "runs")

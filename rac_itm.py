@@ -5,9 +5,10 @@
 # ///
 """Realistic Actor-Critic by in-target minimisation (RAC-ITM), in one file.
 
-"Realistic Actor-Critic: A Framework for Balance Between Value Overestimation and Underestimation" (Li, Tang, Pang et al., 2021),
-https://arxiv.org/abs/2110.09712. One actor and N critics, conditioned on k, learn a family of policies from optimistic (small k)
-to pessimistic (large k) by a minimum over a random subset M of k critics, drawn anew for every sample (equation 32 of the paper):
+"Balancing Value Underestimation and Overestimation with Realistic Actor-Critic" (Sicen Li, Gang Wang, Qinyun Tang, Liquan Wang,
+2021), https://arxiv.org/abs/2110.09712.
+One actor and N critics, conditioned on k, learn a family of policies from optimistic (small k) to pessimistic (large k) by a
+minimum over a random subset M of k critics, drawn anew for every sample (equation 32 of the paper):
 
     y = r + gamma (1 - terminated) (min_(i in M) Q_i(s', a', k) - alpha(k) log pi(a'|s', k))
 
@@ -408,8 +409,7 @@ class Learner(nn.Module):
         self.args, self.device, self.action_dim = args, device, action_dim
         self.sizes = [obs_dim, action_dim, 1, 1, obs_dim]  # of a row's parts
         torch.manual_seed(args.seed)  # networks are made on the CPU: alike on every device
-        self.actor = make_network("actor", args, obs_dim, action_dim)
-        self.critic = make_network("critic", args, obs_dim, action_dim)
+        self.actor, self.critic = (make_network(name, args, obs_dim, action_dim) for name in ("actor", "critic"))
         self.temperature = Temperature(args)
         self.target = copy.deepcopy(self.critic)
         self.register_buffer("metrics", torch.zeros(len(METRICS)))  # sums since they were last read

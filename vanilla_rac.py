@@ -5,8 +5,9 @@
 # ///
 """Vanilla Realistic Actor-Critic, in one file: SAC with uncertainty punished Q-learning (UPQ) at one constant beta.
 
-"Realistic Actor-Critic: A Framework for Balance Between Value Overestimation and Underestimation" (Li, Tang, Pang et al., 2021),
-https://arxiv.org/abs/2110.09712. The target comes from an ensemble of N critics (equation 6 of the paper):
+"Balancing Value Underestimation and Overestimation with Realistic Actor-Critic" (Sicen Li, Gang Wang, Qinyun Tang, Liquan Wang,
+2021), https://arxiv.org/abs/2110.09712.
+The target comes from an ensemble of N critics (equation 6 of the paper):
 
     y = r + gamma (1 - terminated) (mean_i Q_i(s', a') - beta std_i Q_i(s', a') - alpha log pi(a'|s'))
 
@@ -403,8 +404,7 @@ class Learner(nn.Module):
         self.args, self.device, self.action_dim = args, device, action_dim
         self.sizes = [obs_dim, action_dim, 1, 1, obs_dim]  # of a row's parts
         torch.manual_seed(args.seed)  # networks are made on the CPU: alike on every device
-        self.actor = make_network("actor", args, obs_dim, action_dim)
-        self.critic = make_network("critic", args, obs_dim, action_dim)
+        self.actor, self.critic = (make_network(name, args, obs_dim, action_dim) for name in ("actor", "critic"))
         self.temperature = Temperature(args)
         self.target = copy.deepcopy(self.critic)
         self.register_buffer("metrics", torch.zeros(len(METRICS)))  # sums since they were last read

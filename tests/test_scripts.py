@@ -66,8 +66,8 @@ def test_from_the_marker_on_the_text_is_the_same():
 def test_the_method_stands_on_the_first_screens():
     """What a fork changes comes first: the target, then the rest of the algorithm, then what all scripts share."""
     lines = (ROOT / "rac_sac.py").read_text().splitlines()
-    assert lines.index("def upq_target(q_next, beta, reward, terminated, gamma, entropy_bonus):") < 150
-    assert next(i for i, line in enumerate(lines) if line.startswith(MARKER)) < 540
+    assert lines.index("def upq_target(q_next, beta, reward, terminated, gamma, entropy_bonus):") + 1 < 150
+    assert next(number for number, line in enumerate(lines, 1) if line.startswith(MARKER)) < 540
 
 
 def test_nothing_is_imported_between_scripts():

@@ -46,9 +46,9 @@ LINES = ("-", "--", "-.", (0, (6, 1, 1, 1, 1, 1)))  # dotted lines have a meanin
 STYLE = {"figure.dpi": 110, "font.size": 9, "axes.grid": True, "grid.alpha": 0.3, "axes.spines.top": False,
          "axes.spines.right": False, "legend.frameon": False, "savefig.bbox": "tight"}  # fmt: skip
 TITLE = "Realistic Actor-Critic: report"
-PAPER = ("The method and the paper's values are of Sicen Li, Gang Wang, Qinyun Tang and Liquan Wang: Balancing Value Underestimation "
-         "and Overestimation with Realistic Actor-Critic, 2021, arXiv:2110.09712 (later: Frontiers in Neurorobotics, "
-         "doi 10.3389/fnbot.2022.1081242).")  # fmt: skip
+REFERENCE = """The method and the paper's values are of Sicen Li, Gang Wang, Qinyun Tang and Liquan Wang, Balancing Value
+Underestimation and Overestimation with Realistic Actor-Critic, 2021, arXiv:2110.09712; a later version is in Frontiers in
+Neurorobotics, doi 10.3389/fnbot.2022.1081242."""
 HTML_STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
 table { border-collapse: collapse; font-size: 13px }
@@ -776,7 +776,7 @@ def file_name(text: str) -> str:
 def build(options: Options, groups: list[Group], warned: list[str], warn) -> Report:
     """The whole report; figures are written on the way."""
     report = Report(options.out)
-    report.text(PAPER)
+    report.text(REFERENCE)
     sweeps = {sweep: sweep_groups(groups, sweep) for sweep in SWEEPS}
     sweeps = {sweep: found for sweep, found in sweeps.items() if found[0]}
     # Values of a sweep other than the default are in its panel only; whatever is in no panel is in the main comparison.

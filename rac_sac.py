@@ -609,7 +609,7 @@ class Run:
         self.args, self.learner, self.env, self.saved, self.stopped_by = args, learner, env, saved, stopped_by
         self.step, self.row_step, self.updates, self.episode, self.episodic_return, self.actions = 0, 0, 0, 0, 0.0, []
         self.scripts, self.last, self.best, self.saved_step, self.bar, self.tracker = [], {}, {}, None, None, None
-        self.whole, self.completed, self.random_state = True, False, learner.generator.get_state()
+        self.whole, self.completed, self.random_state = False, False, learner.generator.get_state()
         self.start = self.row_time = self.saved_time = time.time()
         self.dir, self.stack = Path(args.resume) if saved else make_run_dir(args), contextlib.ExitStack()
         self.identity = {"script": SCRIPT, "format": FORMAT, "obs_dim": env.obs_dim, "bounds": torch.from_numpy(env.bounds),
@@ -636,7 +636,7 @@ class Run:
             saved.clear()  # lets go of the file, which the next checkpoint replaces
             self.scripts = keep_script(self.dir, self.identity["args"], self.learner.device, self.scripts)
             self.save()
-            self.stack = stack.pop_all()
+            self.whole, self.stack = True, stack.pop_all()
         return self
 
     def __exit__(self, *error):
@@ -844,16 +844,9 @@ def load_network(args: Args, name: str, parameters: dict, obs_dim: int, action_d
 
 
 def evaluate_one(args: Args, seeds: list[int], actor: dict, condition: float) -> np.ndarray:
-    """The returns (E,) of one policy; with one thread and in full precision, so that every process gives the same."""
-    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
-    torch.set_num_threads(1)
-    torch.set_float32_matmul_precision("highest")
-    try:
-        envs = make_envs(args.env_id, len(seeds))
-        return play_returns(envs, load_network(args, "actor", actor, envs[0].obs_dim, envs[0].action_dim), condition, seeds)
-    finally:
-        torch.set_num_threads(threads)
-        torch.set_float32_matmul_precision(precision)
+    """The returns (E,) of one policy."""
+    envs = make_envs(args.env_id, len(seeds))
+    return play_returns(envs, load_network(args, "actor", actor, envs[0].obs_dim, envs[0].action_dim), condition, seeds)
 
 
 def evaluate(args: Args, seeds: list[int], step: int, seconds: float, alphas: list[float], actor: dict, critic=None) -> dict:
@@ -878,9 +871,22 @@ def evaluate(args: Args, seeds: list[int], step: int, seconds: float, alphas: li
 
 def start_worker(lifeline) -> None:
     """In a worker: yield to training (at nice 19 workers would starve), and end when the other end of the pipe is closed."""
+    torch.set_num_threads(1)
     if hasattr(os, "nice"):
         os.nice(10)
     threading.Thread(target=lambda: (lifeline.poll(None), os._exit(0)), daemon=True).start()
+
+
+def as_in_a_worker(function, *arguments):
+    """function(*arguments) in this process, with one thread and in full precision: the same numbers to the last bit."""
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    torch.set_num_threads(1)
+    torch.set_float32_matmul_precision("highest")
+    try:
+        return function(*arguments)
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision(precision)
 
 
 class Evaluator:
@@ -900,10 +906,12 @@ class Evaluator:
             reader, self.lifeline = context.Pipe(duplex=False)
             self.pool = ProcessPoolExecutor(self.args.eval_workers, context, start_worker, (reader,))
             resource_tracker.ensure_running()  # its start would unblock the signal
-            mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))  # for the workers: Ctrl-C is for training alone
+            can_mask = hasattr(signal, "pthread_sigmask")
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,)) if can_mask else ()  # Ctrl-C is for training alone
             for _ in range(self.args.eval_workers):
                 self.pool.submit(os.getpid)  # spawns one
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            if can_mask:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         return self
 
     def __exit__(self, *_):
@@ -913,25 +921,27 @@ class Evaluator:
 
     def map(self, function, items) -> list:
         """[function(item) for item in items], in the workers."""
-        return list((self.pool.map if self.pool else map)(function, items))
+        return list(self.pool.map(function, items)) if self.pool else [as_in_a_worker(function, item) for item in items]
 
-    def submit(self, inputs: list, again: bool = False) -> None:
-        """Queue an evaluation, with steps growing from call to call, or start one again."""
-        self.pending += [] if again else [inputs]
-        arrays = [{key: tensor.numpy() for key, tensor in x.items()} if isinstance(x, dict) else x for x in inputs]
-        task = functools.partial(evaluate, self.args, self.seeds, *arrays)
-        self.futures.append(self.pool.submit(task) if self.pool else task)
+    def submit(self, inputs: list) -> None:
+        """Queue an evaluation, with steps growing from call to call; poll() starts it."""
+        self.pending.append(inputs)
 
     def poll(self, seconds: float = 0.0):
         """Wait up to `seconds` for the oldest evaluation; yields (row of eval.csv, actor) of those that are there."""
-        if self.pending and not self.pool:
-            yield self.futures.pop(0)(), self.pending.pop(0)[3]
         try:
+            for inputs in self.pending[len(self.futures) :]:
+                inputs = [{key: tensor.numpy() for key, tensor in x.items()} if isinstance(x, dict) else x for x in inputs]
+                task = functools.partial(evaluate, self.args, self.seeds, *inputs)
+                self.futures.append(self.pool.submit(task) if self.pool else task)
             wait(self.futures[:1] if self.pool else [], seconds)
-            while self.pool and self.futures and self.futures[0].done():
-                row = self.futures[0].result()
+            while self.futures and (not self.pool or self.futures[0].done()):
+                row = self.futures[0].result() if self.pool else as_in_a_worker(self.futures[0])
                 del self.futures[0]
+                self.deaths = 0
                 yield row, self.pending.pop(0)[3]
+                if not self.pool:
+                    break  # one at a time: signals are looked at in between
         except BrokenProcessPool:
             self.deaths += 1
             if self.deaths > 10:
@@ -940,8 +950,6 @@ class Evaluator:
             self.__exit__()
             self.__enter__()
             self.futures = []
-            for inputs in self.pending:
-                self.submit(inputs, again=True)
 
 
 # Arguments, environment, PyTorch ------------------------------------------------------------------------------------------------
@@ -1009,7 +1017,9 @@ def set_up_torch(args: Args, device: torch.device) -> None:
 
 def check_memory(args: Args, width: int, device: torch.device) -> None:
     """UserError if the replay does not fit: the system promises memory that it does not have, and kills the run on its use."""
-    gib, there = args.buffer_size * width * 4 / 2**30, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    gib, there = args.buffer_size * width * 4 / 2**30, math.inf
+    if hasattr(os, "sysconf"):
+        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     there = torch.cuda.get_device_properties(device).total_memory / 2**30 if device.type == "cuda" else there
     if gib > there:
         size = f"a replay of {gib:.1f} GiB (buffer_size {args.buffer_size})"
@@ -1307,7 +1317,8 @@ def main() -> None:
     """The command line: errors of the user are one sentence and exit code 2, failures of training exit code 1."""
     args, stopped_by = tyro.cli(Args, description=__doc__), []
     for name in {"SIGINT", "SIGTERM", "SIGHUP"} & {*dir(signal)}:
-        signal.signal(getattr(signal, name), lambda number, frame: stopped_by.append(number))
+        if name != "SIGHUP" or signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup ignores it
+            signal.signal(getattr(signal, name), lambda number, frame: stopped_by.append(number))
     try:
         if args.evaluate and args.resume:
             raise UserError("evaluate and resume were both given; choose one of them.")

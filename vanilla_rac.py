@@ -152,7 +152,7 @@ def min_over_random_subset(q, size, keys):
 
 
 def in_target_min(q_next, size, keys, reward, terminated, gamma, entropy_bonus):
-    """The target of in-target minimisation (REDQ): all (B,) but q_next, keys (N, B) -> y (B,)."""
+    """The target of in-target minimisation (REDQ): q_next (N, B), size (1,), keys (N, 1), the rest (B,) -> y (B,)."""
     value = min_over_random_subset(q_next, size, keys) + entropy_bonus
     return reward + gamma * (1 - terminated) * value
 
@@ -417,8 +417,7 @@ class Learner(nn.Module):
             self.moments[name] = [(torch.zeros_like(p), torch.zeros_like(p)) for p in parameters]
             self.counts[name] = torch.zeros((), dtype=torch.float64, device=device)
         width, cuda = sum(self.sizes), device.type == "cuda"
-        check_memory(args, width, device)
-        self.replay, self.row = torch.empty(args.buffer_size, width, device=device), torch.empty(width, pin_memory=cuda)
+        self.replay, self.row = allocate_replay(args, width, device), torch.empty(width, pin_memory=cuda)
         self.host_obs, self.obs = torch.empty(1, obs_dim, pin_memory=cuda), torch.zeros(1, obs_dim, device=device)
         self.action = torch.zeros(action_dim + 1, device=device)
         stream = np.random.SeedSequence(args.seed).generate_state(1, np.uint64)  # apart from that of the weights
@@ -453,7 +452,7 @@ class Learner(nn.Module):
         return action[:-1].copy()
 
     def update(self, step: int) -> None:
-        """All updates of environment step `step`: G of the critics, one of the actor and one of the temperature."""
+        """All updates of environment step `step`: G of the critics, one of the actor and, where learned, of the temperature."""
         args = self.args
         warm_up = (args.learning_starts, args.q_lr_warmup_end)  # of the critics' learning rate, linear (equation 23)
         self.q_lr.fill_(np.interp(step, warm_up, (args.q_lr_init, args.q_lr)) if warm_up[0] < warm_up[1] else args.q_lr)
@@ -560,19 +559,28 @@ def train(args: Args, stopped_by: list[int] | tuple = ()) -> dict:
     Raises UserError for arguments or files that cannot be used, TrainingError when training cannot go on, and what an environment
     or an evaluation raises, after a checkpoint of the last whole step.
     """
-    saved = load_file(Path(args.resume) / "checkpoint.pt") if args.resume else {}
-    args = resumed(args, saved["args"]) if saved else args
+    if args.resume is None:
+        return train_from(args, {}, stopped_by)
+    path = Path(args.resume, "checkpoint.pt")
+    load_file(path)  # what is no run is said before it is held
+    with hold(path.parent):
+        saved = load_file(path)
+        return train_from(resumed(args, saved, Args()), saved, stopped_by)
+
+
+def train_from(args: Args, saved: dict, stopped_by) -> dict:
+    """Train from a checkpoint, or, where it is empty, from the beginning; see train()."""
     env = FlatEnv(args.env_id, disable_env_checker=False)
     args = check_args(args, env.action_dim)
     if env.has_images:
         tell(f"{args.env_id} observes images; they are learned as a flat vector of {env.obs_dim} numbers")
-    device = torch.device("cuda" if args.cuda is not False and torch.cuda.is_available() else "cpu")
+    device, wanted = torch.device("cuda" if args.cuda is not False and torch.cuda.is_available() else "cpu"), args.compile
     torch.set_num_threads(saved.get("threads", torch.get_num_threads()))
     set_up_torch(args, device)
+    args.compile |= bool(stopped_by and wanted)  # Ctrl-C also ends a compiler, which then is there all the same
     learner = Learner(args, env.obs_dim, env.action_dim, device)
     with Run(args, learner, env, saved, stopped_by) as run:
         while run.step < args.total_timesteps and not stopped_by:
-            run.random_state = learner.generator.get_state()
             action = learner.random_action() if run.step < args.learning_starts else learner.act(run.obs)
             next_obs, reward, terminated, truncated, _ = env.step(action)
             run.whole = False
@@ -586,17 +594,19 @@ def train(args: Args, stopped_by: list[int] | tuple = ()) -> dict:
             if (learning >= 0 and learning % args.eval_frequency == 0) or last:
                 critic = learner.copy_of("critic") if args.bias_frequency and learning % args.bias_frequency == 0 else None
                 alphas_now = alphas(learner, eval_conditions(args))
-                run.evaluator.submit([run.step, run.seconds(), alphas_now, learner.copy_of("actor"), critic])
+                run.evaluator.submit([run.step, round(run.seconds(), 1), alphas_now, learner.copy_of("actor"), critic])
             if done or run.step % 1000 == 0 or last:
                 run.log_training(done, learning)
             if done:
                 run.begin_episode(run.episode + 1, [])
+            run.whole = True
             run.collect()
             while len(run.evaluator.pending) > 2 * args.eval_workers and not stopped_by:
                 run.collect(1.0, "training waits for evaluations")
             if time.time() - run.saved_time >= args.checkpoint_seconds:
                 run.save()
-        run.save()
+        if not stopped_by:
+            run.save()
         while run.evaluator.pending and not stopped_by:
             run.collect(1.0, "collecting the last evaluations")
         run.save(final=True)
@@ -612,29 +622,30 @@ def train(args: Args, stopped_by: list[int] | tuple = ()) -> dict:
 class Run:
     """A run directory, held by this process: its checkpoint, logs and policies, the evaluator, progress bar and tracking."""
 
-    SAVED = ("step", "row_step", "episode", "episodic_return", "scripts", "last", "best")  # last, best: evaluation
+    SAVED = ("step", "row_step", "episode", "episodic_return", "scripts", "last", "best", "row_seconds")  # last, best: evaluation
 
     def __init__(self, args: Args, learner: Learner, env: "FlatEnv", saved: dict, stopped_by):
         self.args, self.learner, self.env, self.saved, self.stopped_by = args, learner, env, saved, stopped_by
         self.step, self.row_step, self.updates, self.episode, self.episodic_return, self.actions = 0, 0, 0, 0, 0.0, []
         self.scripts, self.last, self.best, self.saved_step, self.bar, self.tracker = [], {}, {}, None, None, None
         self.whole, self.completed, self.random_state = False, False, learner.generator.get_state()
-        self.start = self.row_time = self.saved_time = time.time()
-        self.dir, self.stack = Path(args.resume) if saved else make_run_dir(args), contextlib.ExitStack()
+        self.start, self.saved_time, self.row_seconds = time.time(), time.time(), 0.0
+        self.dir = Path(args.resume) if saved else make_run_dir(args)
         self.identity = {"script": SCRIPT, "format": FORMAT, "obs_dim": env.obs_dim, "bounds": torch.from_numpy(env.bounds),
                          "args": dataclasses.asdict(dataclasses.replace(args, resume=None))}  # fmt: skip
 
     def __enter__(self):
         args, saved = self.args, self.saved
         with contextlib.ExitStack() as stack:
-            stack.enter_context(hold(self.dir))
-            if saved:
+            if not saved:
+                stack.enter_context(hold(self.dir))
+            else:
                 restore(saved, self.dir, self.learner)
                 vars(self).update(saved["state"])
                 self.actions, self.saved_step = list(saved["actions"].numpy().copy()), self.step
                 self.start -= saved["seconds"]
             self.evaluator = stack.enter_context(Evaluator(args, seeds_for(args.seed, 0, 0, args.eval_episodes)))
-            for inputs in saved.get("pending", []):
+            for inputs in copy.deepcopy(saved.get("pending", [])):
                 self.evaluator.submit(inputs)
             self.tracker = start_tracking(args, self.dir) if args.track else None
             stack.push(self.end)
@@ -645,7 +656,7 @@ class Run:
             saved.clear()  # lets go of the file, which the next checkpoint replaces
             self.scripts = keep_script(self.dir, self.identity["args"], self.learner.device, self.scripts)
             self.save()
-            self.whole, self.stack = True, stack.pop_all()
+            self.random_state, self.whole, self.stack = self.learner.generator.get_state(), True, stack.pop_all()
         return self
 
     def __exit__(self, *error):
@@ -653,8 +664,8 @@ class Run:
 
     def end(self, kind, error, traceback) -> None:
         """Raise what ended the run as the user is to see it, after a checkpoint where the last step is whole."""
-        failed, known = isinstance(error, Exception), isinstance(error, TrainingError | OSError | torch.OutOfMemoryError)
-        if failed and self.whole and not known:  # the environment or an evaluation has failed
+        failed, known = isinstance(error, Exception), isinstance(error, TrainingError | torch.OutOfMemoryError)
+        if failed and self.whole and self.saved_step is not None and not known:  # the environment or an evaluation has failed
             self.learner.generator.set_state(self.random_state)  # all that the step has changed
             with contextlib.suppress(TrainingError):
                 self.save()
@@ -666,7 +677,8 @@ class Run:
             what = first_line(error) if known else f"interrupted in the middle of a step ({first_line(error)})"
             raise TrainingError(f"stopped at step {self.step}: {what}; {good} in {self.dir}.") from None
         if failed:
-            tell(f"stopped at step {self.step} by the error below; {good}; go on with: {command('resume', self.dir)}")
+            go_on = "" if self.saved_step is None else f"; go on with: {command('resume', self.dir)}"
+            tell(f"stopped at step {self.step} by the error below; {good}{go_on}")
 
     def show(self, text: str, learning: bool) -> None:
         """A new bar, whose time left counts from here; without one where steps say nothing of it: random ones, compiling."""
@@ -688,37 +700,43 @@ class Run:
 
     def count(self, action: np.ndarray, reward: float, next_obs: np.ndarray) -> None:
         """One environment step has been made, and learned from."""
-        self.step, self.obs, self.whole, self.episodic_return = self.step + 1, next_obs, True, self.episodic_return + reward
+        self.step, self.obs, self.episodic_return = self.step + 1, next_obs, self.episodic_return + reward
         self.actions.append(action)
+        self.random_state = self.learner.generator.get_state()
         self.bar.update()
 
     def begin_episode(self, episode: int, actions: list[np.ndarray]) -> None:
         """Reset the environment and repeat the actions of a resumed episode; every episode of a run has a seed of its own."""
         self.episode, self.actions, self.episodic_return = episode, actions, self.episodic_return if actions else 0.0
+        self.whole |= not actions  # what follows is the environment's
         self.obs, _ = self.env.reset(seed=seeds_for(self.args.seed, 3, episode)[0])
         for action in actions:
             self.obs = self.env.step(action)[0]
 
     def log(self, name: str, row: dict) -> None:
         """Append a row to a CSV file, with the header where the file is new, and to Weights & Biases."""
-        with open(self.dir / name, "a", newline="") as file:
-            writer = csv.DictWriter(file, row)
-            if file.tell() == 0:
-                writer.writeheader()
-            writer.writerow(row)
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            with open(self.dir / name, "a", newline="") as file:
+                writer = csv.DictWriter(file, row)
+                if file.tell() == 0:
+                    writer.writeheader()
+                writer.writerow(row)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise TrainingError(f"{self.dir / name} cannot be written: {first_line(error)}") from None
         if self.tracker:
             self.tracker.log({key: value for key, value in row.items() if value is not None})
 
     def log_training(self, done: bool, learning: int) -> None:
         """A row of train.csv."""
-        steps, seconds = self.step - self.row_step, max(time.time() - self.row_time, 1e-9)
-        row = {"global_step": self.step, "charts/wall_seconds": self.seconds(), "charts/SPS": round(steps / seconds, 2)}
+        steps, seconds = self.step - self.row_step, self.seconds()
+        speed = round(steps / max(seconds - self.row_seconds, 1e-9), 2)
+        row = {"global_step": self.step, "charts/wall_seconds": round(seconds, 1), "charts/SPS": speed}
         row |= self.learner.read_metrics(min(steps, learning))
         row |= {"charts/episodic_return": self.episodic_return if done else None}
         self.log("train.csv", row | {"charts/episodic_length": len(self.actions) if done else None})
-        self.row_step, self.row_time = self.step, time.time()
+        self.row_step, self.row_seconds = self.step, seconds
 
     def collect(self, seconds: float = 0.0, text: str | None = None) -> None:
         """Log the evaluations that have ended and keep their policies; wait up to `seconds` for one, and say `text` meanwhile."""
@@ -753,14 +771,15 @@ class Run:
         try:
             write_whole(self.dir / "checkpoint.pt", functools.partial(torch.save, content))
             self.saved_step = self.step
-        except (OSError, RuntimeError) as error:
-            tell(f"no checkpoint could be written at step {self.step}: {first_line(error)}")
+        except TrainingError as error:
+            tell(f"no checkpoint could be written at step {self.step}: {error}")
             if final:
                 raise TrainingError("the final checkpoint could not be written") from None
         self.saved_time = time.time()
 
     def seconds(self) -> float:
-        return round(time.time() - self.start, 1)
+        """Of the whole run, over all of its processes."""
+        return time.time() - self.start
 
 
 # Evaluation and value bias, in worker processes ---------------------------------------------------------------------------------
@@ -883,7 +902,13 @@ def start_worker(lifeline) -> None:
     torch.set_num_threads(1)
     if hasattr(os, "nice"):
         os.nice(10)
-    threading.Thread(target=lambda: (lifeline.poll(None), os._exit(0)), daemon=True).start()
+
+    def wait_for_the_end() -> None:
+        with contextlib.suppress(OSError):
+            lifeline.poll(None)
+        os._exit(0)
+
+    threading.Thread(target=wait_for_the_end, daemon=True).start()
 
 
 def as_in_a_worker(function, *arguments):
@@ -914,11 +939,13 @@ class Evaluator:
             context = multiprocessing.get_context("spawn")
             reader, self.lifeline = context.Pipe(duplex=False)
             self.pool = ProcessPoolExecutor(self.args.eval_workers, context, start_worker, (reader,))
-            resource_tracker.ensure_running()  # its start would unblock the signal
             can_mask = hasattr(signal, "pthread_sigmask")
-            mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,)) if can_mask else ()  # Ctrl-C is for training alone
-            for _ in range(self.args.eval_workers):
-                self.pool.submit(os.getpid)  # spawns one
+            if can_mask:  # inherited by the workers: Ctrl-C is for training alone
+                resource_tracker.ensure_running()  # its start would unblock the signal
+                mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+            with contextlib.suppress(BrokenProcessPool):  # poll() and map() will meet it again
+                for _ in range(self.args.eval_workers):
+                    self.pool.submit(os.getpid)  # spawns one
             if can_mask:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         return self
@@ -928,9 +955,23 @@ class Evaluator:
             self.lifeline.close()
             self.pool.shutdown(cancel_futures=True)
 
+    def mend(self) -> None:
+        """New workers in place of a pool in which one has died; what was not finished is started again."""
+        self.deaths, self.futures = self.deaths + 1, []
+        if self.deaths > 10:
+            raise TrainingError("evaluation workers died again and again") from None
+        tell("an evaluation worker died; what it had not finished is evaluated again")
+        self.__exit__()
+        self.__enter__()
+
     def map(self, function, items) -> list:
         """[function(item) for item in items], in the workers."""
-        return list(self.pool.map(function, items)) if self.pool else [as_in_a_worker(function, item) for item in items]
+        while self.pool:
+            try:
+                return list(self.pool.map(function, items))
+            except BrokenProcessPool:
+                self.mend()
+        return [as_in_a_worker(function, item) for item in items]
 
     def submit(self, inputs: list) -> None:
         """Queue an evaluation, with steps growing from call to call; poll() starts it."""
@@ -952,13 +993,7 @@ class Evaluator:
                 if not self.pool:
                     break  # one at a time: signals are looked at in between
         except BrokenProcessPool:
-            self.deaths += 1
-            if self.deaths > 10:
-                raise TrainingError("evaluation workers died again and again") from None
-            tell("an evaluation worker died; what it had not finished is evaluated again")
-            self.__exit__()
-            self.__enter__()
-            self.futures = []
+            self.mend()
 
 
 # Arguments, environment, PyTorch ------------------------------------------------------------------------------------------------
@@ -1024,15 +1059,21 @@ def set_up_torch(args: Args, device: torch.device) -> None:
             args.compile = False
 
 
-def check_memory(args: Args, width: int, device: torch.device) -> None:
-    """UserError if the replay does not fit: the system promises memory that it does not have, and kills the run on its use."""
+def allocate_replay(args: Args, width: int, device: torch.device) -> torch.Tensor:
+    """The replay (buffer_size, width), uninitialised; UserError if it does not fit."""
     gib, there = args.buffer_size * width * 4 / 2**30, math.inf
-    if hasattr(os, "sysconf"):
+    if device.type == "cuda":
+        there = torch.cuda.get_device_properties(device).total_memory / 2**30
+    elif hasattr(os, "sysconf"):
         there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
-    there = torch.cuda.get_device_properties(device).total_memory / 2**30 if device.type == "cuda" else there
-    if gib > there:
+    try:
+        if gib > there:  # the system promises memory that it does not have, and kills the run when it is used
+            raise RuntimeError
+        return torch.empty(args.buffer_size, width, device=device)
+    except RuntimeError:
         size = f"a replay of {gib:.1f} GiB (buffer_size {args.buffer_size})"
-        raise UserError(f"{size} does not fit on {device}, which has {there:.1f} GiB; choose a smaller buffer_size.")
+        sentence = f"{size} does not fit on {device}, which has {there:.1f} GiB; choose a smaller buffer_size."
+        raise UserError(sentence) from None
 
 
 class FlatEnv(gym.Wrapper):
@@ -1087,8 +1128,6 @@ def command(option: str, run_dir) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, in one line; of a failed write, what the system said of it."""
-    error = error.__context__ if isinstance(error.__context__, OSError) and isinstance(error, RuntimeError) else error
     return (str(error).splitlines() or [repr(error)])[0]
 
 
@@ -1101,6 +1140,9 @@ def write_whole(path: Path, write) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+    except (OSError, RuntimeError) as error:  # torch.save raises a RuntimeError where the system said what is wrong
+        cause = error.__context__ if isinstance(error.__context__, OSError) else error
+        raise TrainingError(f"{path} cannot be written: {first_line(cause)}") from None
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -1168,8 +1210,8 @@ def drop_rows(run_dir: Path, step: int, pending: list[int]) -> None:
         write_whole(path, lambda file, content=content: file.write(content))
 
 
-def load_file(path: Path, say: bool = True) -> dict:
-    """A checkpoint or policy file, on the CPU, with `args` as Args; what a fork has gained since takes its default, and is said.
+def load_file(path: Path) -> dict:
+    """A checkpoint or policy file, on the CPU, with `args` as Args; `missing` names what a fork has gained since.
 
     UserError if it is missing, damaged, or another script's. Only tensors and plain Python are accepted (weights_only), so a
     stranger's file cannot run code.
@@ -1187,9 +1229,9 @@ def load_file(path: Path, say: bool = True) -> dict:
         raise UserError(f"{path} was written by an older version of {SCRIPT}.py, whose runs this one cannot read.")
     if saved.keys() - known:
         raise UserError(f"{path} has arguments that this {SCRIPT}.py does not have: {', '.join(sorted(saved.keys() - known))}.")
-    if known - saved.keys() and say:
-        tell(f"{path} was written without {', '.join(sorted(known - saved.keys()))}: the defaults are taken")
-    return {**content, "args": Args(**saved)}
+    missing = ", ".join(sorted(known - saved.keys()))
+    missing = f"{path} was written without {missing}: the defaults are taken" if missing else None
+    return {**content, "args": Args(**saved), "missing": missing}
 
 
 def restore(saved: dict, run_dir: Path, learner: Learner) -> None:
@@ -1213,6 +1255,10 @@ class Policy:
     """
 
     def __init__(self, content: dict):
+        if "evaluation" not in content:
+            raise UserError("this file holds no policy; give a run directory, a policy.pt or a best_policy.pt.")
+        if content["missing"]:
+            tell(content["missing"])
         args, self.best = content["args"], content["evaluation"][f"best_{CONDITION}"]
         self.obs_dim, (self.low, self.high), self.range = content["obs_dim"], content["bounds"].numpy(), condition_range(args)
         self.actor = load_network(args, "actor", content["actor"], self.obs_dim, len(self.low))
@@ -1279,34 +1325,38 @@ def record_episode(args: Args, actor: dict, condition: float, run_dir: Path, nam
 
 
 # Command line -------------------------------------------------------------------------------------------------------------------
-def resumed(asked: Args, saved: Args, may_differ=("total_timesteps", "eval_workers", "capture_video")) -> Args:
-    """The arguments that a run was saved with and those of `may_differ` that were asked for; says what has no effect."""
-    default, own = Args(), {"resume": asked.resume, "evaluate": asked.evaluate}
-    changed = {name for name, value in vars(asked).items() if value not in (getattr(saved, name), getattr(default, name))}
-    if changed - own.keys() - {*may_differ}:
-        unused = ", ".join(sorted(changed - own.keys() - {*may_differ}))
+def resumed(asked: Args, saved: dict, unset: Args, may_differ=("total_timesteps", "eval_workers", "capture_video")) -> Args:
+    """The arguments of a checkpoint with those of `may_differ` that were asked for; says what has no effect.
+
+    unset: the values of arguments that were not given.
+    """
+    args, own = saved["args"], {"resume": asked.resume, "evaluate": asked.evaluate}
+    names = vars(asked).keys() - own.keys()
+    changed = {name for name in names if getattr(asked, name) not in (getattr(args, name), getattr(unset, name))}
+    if changed - {*may_differ}:
+        unused = ", ".join(sorted(changed - {*may_differ}))
         tell(f"not used, because the arguments that the run was saved with win: {unused}")
-    if (asked.total_timesteps or saved.total_timesteps) < saved.total_timesteps:
-        sentence = f"total_timesteps is {asked.total_timesteps}; on resuming it may only grow, from {saved.total_timesteps}."
-        raise UserError(sentence)
-    return dataclasses.replace(saved, **own, **{name: getattr(asked, name) for name in changed & {*may_differ}})
+    if saved["missing"]:
+        tell(saved["missing"])
+    if "total_timesteps" in changed and asked.total_timesteps < args.total_timesteps:
+        steps = f"total_timesteps is {asked.total_timesteps}"
+        raise UserError(f"{steps}; on resuming it may only grow, from {args.total_timesteps}.")
+    return dataclasses.replace(args, **own, **{name: getattr(asked, name) for name in changed & {*may_differ}})
 
 
-def evaluate_run(asked: Args) -> None:
-    """Print condition -> return +- std of the policies in asked.evaluate on fresh episodes, and write it into evaluate.csv.
+def evaluate_run(args: Args, checkpoint: dict) -> None:
+    """Print condition -> return +- std of the policies of a run on fresh episodes, and write it into evaluate.csv.
 
     The policy that was best in training is marked: its return here is free of the maximum's upward bias.
     """
-    run_dir, checkpoint = Path(asked.evaluate), load_file(Path(asked.evaluate) / "checkpoint.pt")
-    args = resumed(asked, checkpoint["args"], ("eval_episodes", "seed", "eval_workers", "capture_video"))
-    args = check_args(dataclasses.replace(args, cuda=None))
-    step, best, conditions = checkpoint["state"]["step"], checkpoint["state"]["last"], eval_conditions(args)
+    run_dir, args, conditions = Path(args.evaluate), check_args(dataclasses.replace(args, cuda=None)), eval_conditions(args)
+    step, best = checkpoint["state"]["step"], checkpoint["state"]["last"].get(f"best_{CONDITION}")
     actor = {key.removeprefix("actor."): value for key, value in checkpoint["tensors"].items() if key.startswith("actor.")}
     FlatEnv(args.env_id).close()  # a missing environment is the user's to mend, not a worker's to die of
     with Evaluator(args, seeds_for(args.seed, 1, 0, args.eval_episodes)) as evaluator:
         arrays = {key: tensor.numpy() for key, tensor in actor.items()}
         returns = evaluator.map(functools.partial(evaluate_one, args, evaluator.seeds, arrays), conditions)
-    best = best.get(f"best_{CONDITION}", conditions[int(np.argmax([r.mean() for r in returns]))])
+    best = conditions[int(np.argmax([r.mean() for r in returns]))] if best is None else best
     print(f"{args.env_id}, step {step}, {args.eval_episodes} fresh episodes per {CONDITION}")
     print(f"{CONDITION:>10} {'return':>10} {'std':>9}")
     lines = [f"global_step,{CONDITION},return,return_std,best_in_training"]
@@ -1315,9 +1365,9 @@ def evaluate_run(asked: Args) -> None:
         lines.append(f"{step},{condition:.6g},{r.mean()},{r.std()},{int(condition == best)}")
     try:
         write_whole(run_dir / "evaluate.csv", lambda file: file.write("\n".join([*lines, ""]).encode()))
-    except OSError as error:
-        tell(f"evaluate.csv could not be written: {first_line(error)}")
-    if asked.capture_video:
+    except TrainingError as error:
+        tell(str(error))
+    if args.capture_video:
         record_episode(args, actor, best, run_dir, f"evaluate-step-{step}")
         print(f"recorded {CONDITION} {best:.4g} in {run_dir / 'videos'}")
 
@@ -1325,18 +1375,20 @@ def evaluate_run(asked: Args) -> None:
 def main() -> None:
     """The command line: errors of the user are one sentence and exit code 2, failures of training exit code 1."""
     args, stopped_by = tyro.cli(Args, description=__doc__), []
-    for name in {"SIGINT", "SIGTERM", "SIGHUP"} & {*dir(signal)}:
-        if name != "SIGHUP" or signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup ignores it
-            signal.signal(getattr(signal, name), lambda number, frame: stopped_by.append(number))
     try:
-        if args.evaluate and args.resume:
+        if args.evaluate is not None and args.resume is not None:
             raise UserError("evaluate and resume were both given; choose one of them.")
-        if args.evaluate or args.resume:  # once more, from what the run was saved with
-            saved = load_file(Path(args.evaluate or args.resume) / "checkpoint.pt", say=False)["args"]
-            args = tyro.cli(Args, default=dataclasses.replace(saved, evaluate=args.evaluate, resume=args.resume))
-        if args.evaluate:
-            return evaluate_run(args)
+        if args.evaluate is not None:  # read once more, from what the run was saved with
+            saved = load_file(Path(args.evaluate, "checkpoint.pt"))
+            asked = tyro.cli(Args, default=dataclasses.replace(saved["args"], evaluate=args.evaluate))
+            may_differ = ("eval_episodes", "seed", "eval_workers", "capture_video")
+            return evaluate_run(resumed(asked, saved, saved["args"], may_differ), saved)
+        for name in {"SIGINT", "SIGTERM", "SIGHUP"} & {*dir(signal)}:
+            if name != "SIGHUP" or signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup ignores it
+                signal.signal(getattr(signal, name), lambda number, frame: stopped_by.append(number))
         summary = train(args, stopped_by)
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
     except (UserError, TrainingError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, UserError) else 1)

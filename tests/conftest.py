@@ -128,7 +128,7 @@ class CommandLine:
             path.unlink()
         (self.folder / "release").unlink(missing_ok=True)
         self.env.update({"HOLD_AT": str(at or 0), "HOLD_WORKERS": str(int(at is None))})
-        if not arguments or arguments[0] != "--resume":
+        if not arguments or arguments[0] not in ("--resume", "--evaluate"):
             arguments = ("--env-id", "toy_envs:Hopper-v0", "--run-name", name, *self.tiny, *arguments)
         process = self.start(*arguments, **options)
         try:

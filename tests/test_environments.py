@@ -107,17 +107,39 @@ def test_an_environment_that_raises(cli, whole):
     assert without_wall_clock(eval_csv) == without_wall_clock(whole[0] / "eval.csv")
 
 
+@pytest.mark.parametrize("failure,error", [("reset", "RuntimeError: the simulator is unstable"),
+                                           ("socket", "ConnectionError: the simulator is gone")])  # fmt: skip
+def test_an_environment_that_raises_elsewhere(cli, whole, failure, error):
+    """At a reset, after the update of the step before; and with an error of the system, which is not one of our files'."""
+    cli.env["FAIL"] = failure
+    result = cli.run("--env-id", "toy_envs:Hopper-v0", "--run-name", "run", *cli.tiny, "--eval-workers", "1", code=1)
+    assert "Traceback" in result.stderr and result.stderr.strip().endswith(error)
+    match = re.search(r"stopped at step (\d+).*last good checkpoint is of step (\d+)", result.stderr)
+    assert match and match[1] == match[2] and int(match[1]) > 300
+    cli.env.pop("FAIL")
+    cli.run("--resume", "runs/run")
+    checkpoints = [torch.load(path / "checkpoint.pt", weights_only=True) for path in (whole[0], cli.folder / "runs/run")]
+    first, second = (checkpoint["tensors"] for checkpoint in checkpoints)
+    assert all(torch.equal(first[name], second[name]) for name in first if name != "metrics")
+    assert without_wall_clock(cli.folder / "runs/run/train.csv") == without_wall_clock(whole[0] / "train.csv")
+
+
 @pytest.mark.parametrize("workers", ["0", "1"])
-def test_an_error_in_an_evaluation_shows_its_traceback(cli, workers):
-    """A fork's mistake is found where it is, also in a worker process."""
-    cli.env["FAIL_IN_WORKERS"] = "1"
+def test_an_error_in_an_evaluation_shows_its_traceback(cli, whole, workers):
+    """A fork's mistake is found where it is, also in a worker process; mended, the run goes on as if it had not been."""
     fork = (ROOT / "rac_sac.py").read_text().replace("    returns, running = np.zeros(len(envs)), np.ones(len(envs), bool)\n",
                                                      "    returns, running = np.zeros(len(environments)), 1\n", 1)  # fmt: skip
-    cli.script = cli.folder / "my_rac.py"
+    cli.script = cli.folder / "rac_sac.py"
     cli.script.write_text(fork)
     result = cli.run("--env-id", "Hopper-v4", "--run-name", "run", *cli.tiny, "--eval-workers", workers, code=1)
     assert "in play_returns" in result.stderr and "name 'environments' is not defined" in result.stderr
-    assert re.search(r"last good checkpoint is of step [2-5]\d\d; go on with: python my_rac.py --resume runs/run", result.stderr)
+    assert re.search(r"last good checkpoint is of step [2-5]\d\d; go on with: python rac_sac.py --resume runs/run", result.stderr)
+    cli.script.write_text((ROOT / "rac_sac.py").read_text())
+    cli.run("--resume", "runs/run")
+    checkpoints = [torch.load(path / "checkpoint.pt", weights_only=True) for path in (whole[0], cli.folder / "runs/run")]
+    first, second = (checkpoint["tensors"] for checkpoint in checkpoints)
+    assert all(torch.equal(first[name], second[name]) for name in first if name != "metrics")
+    assert without_wall_clock(cli.folder / "runs/run/eval.csv") == without_wall_clock(whole[0] / "eval.csv")
 
 
 class ByHand:

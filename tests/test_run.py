@@ -226,6 +226,27 @@ def test_a_dead_worker_is_named_and_its_evaluation_repeated(cli, whole):
     assert_same_run(whole[0], cut)
 
 
+def test_a_dead_worker_in_an_evaluation_on_its_own(cli):
+    run_dir = cli.train("run", "--total-timesteps", "250", env_id="toy_envs:Hopper-v0")
+    with cli.held("run", "--evaluate", run_dir, "--eval-workers", "1") as (process, _):
+        (worker,) = cli.holding(process)
+        cli.release()
+        os.kill(worker, signal.SIGKILL)
+        out, err = process.communicate(timeout=300)
+    assert process.returncode == 0 and "an evaluation worker died" in err, err
+    assert out == cli.call("--evaluate", run_dir).stdout
+
+
+def test_an_evaluation_on_its_own_can_be_stopped(cli):
+    run_dir = cli.train("run", "--total-timesteps", "250", env_id="toy_envs:Hopper-v0")
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with cli.held("run", "--evaluate", run_dir, "--eval-workers", "1") as (process, _):
+            (worker,) = cli.holding(process)
+            out, err = kill(process, number)
+            assert process.returncode in (130, -number) and out == "" and "Traceback" not in err
+            wait_until(lambda worker=worker: not Path(f"/proc/{worker}").exists())
+
+
 def test_more_steps_on_resume(cli, whole):
     grown = cli.train("grown", "--total-timesteps", "400")
     result = cli.call("--resume", grown, "--env-id", "Hopper-v4", "--total-timesteps", "500", "--seed", "9")
@@ -380,6 +401,8 @@ def test_evaluate(cli, whole):
     assert before == {name: content for name, content in after.items() if name != "evaluate.csv"}
     same = cli.call("--evaluate", run_dir, "--eval-workers", "1", "--utd", "7")
     assert same.stdout == result.stdout and messages(same.stderr)[0].endswith("win: utd")
+    ten = cli.call("--evaluate", run_dir, "--eval-episodes", "10").stdout  # the scripts' default, but not this run's
+    assert ten.startswith("Hopper-v4, step 500, 10 fresh episodes")
     more = cli.call("--evaluate", run_dir, "--eval-episodes", "3", "--seed", "5")
     assert more.stdout.startswith("Hopper-v4, step 500, 3 fresh episodes") and table(more.stdout) != values
     assert cli.call("--evaluate", run_dir, "--seed", "5").stdout.splitlines()[1:] != result.stdout.splitlines()[1:]

@@ -80,18 +80,26 @@ class Lottery(Counter):
 class Held(gym.Wrapper):
     """Hopper-v4 that waits for a test to act: in training at its step HOLD_AT, in workers at their first if HOLD_WORKERS is 1.
 
-    It says so by a file held.<process>, and goes on when there is a file `release`. It raises at step FAIL_AT of training.
+    It says so by a file held.<process>, and goes on when there is a file `release`. It raises at step FAIL_AT of training;
+    with FAIL=socket at step 320, an error of the system, with FAIL=reset at the first reset after that.
     """
 
     def __init__(self):
         super().__init__(gym.make("Hopper-v4", disable_env_checker=True))
-        self.steps, in_training = 0, multiprocessing.parent_process() is None
-        self.hold_at = int(os.environ.get("HOLD_AT" if in_training else "HOLD_WORKERS", 0))
+        self.steps, self.in_training = 0, multiprocessing.parent_process() is None
+        self.hold_at = int(os.environ.get("HOLD_AT" if self.in_training else "HOLD_WORKERS", 0))
+
+    def reset(self, **options):
+        if self.steps > 320 and self.in_training and os.environ.get("FAIL") == "reset":
+            raise RuntimeError("the simulator is unstable")
+        return super().reset(**options)
 
     def step(self, action):
         self.steps += 1
         if self.steps == int(os.environ.get("FAIL_AT", -1)):
             raise RuntimeError("the simulator is unstable")
+        if self.steps == 320 and self.in_training and os.environ.get("FAIL") == "socket":
+            raise ConnectionError("the simulator is gone")
         if self.steps == self.hold_at and not Path("release").exists():
             Path(f"held.{os.getpid()}").touch()
             while not Path("release").exists():

@@ -642,7 +642,7 @@ class Run:
             stack.push(self.end)
             self.show(self.dir.name[:40], learning=False)
             self.begin_episode(self.episode, self.actions)
-            if saved and not np.array_equal(self.obs, saved["obs"].numpy()):
+            if saved and self.actions and not np.array_equal(self.obs, saved["obs"].numpy()):
                 tell(f"{args.env_id} is not deterministic: the run goes on, but not exactly as it would have")
             saved.clear()  # lets go of the file, which the next checkpoint replaces
             self.scripts = keep_script(self.dir, self.identity["args"], self.learner.device, self.scripts)

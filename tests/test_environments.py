@@ -107,8 +107,9 @@ def test_an_environment_that_raises(cli, whole):
     assert without_wall_clock(eval_csv) == without_wall_clock(whole[0] / "eval.csv")
 
 
-@pytest.mark.parametrize("failure,error", [("reset", "RuntimeError: the simulator is unstable"),
-                                           ("socket", "ConnectionError: the simulator is gone")])  # fmt: skip
+@pytest.mark.parametrize("failure,error", [
+    ("reset", "RuntimeError: the simulator is unstable"),
+    pytest.param("socket", "ConnectionError: the simulator is gone", marks=pytest.mark.slow)])  # fmt: skip
 def test_an_environment_that_raises_elsewhere(cli, whole, failure, error):
     """At a reset, after the update of the step before; and with an error of the system, which is not one of our files'."""
     cli.env["FAIL"] = failure
@@ -124,7 +125,7 @@ def test_an_environment_that_raises_elsewhere(cli, whole, failure, error):
     assert without_wall_clock(cli.folder / "runs/run/train.csv") == without_wall_clock(whole[0] / "train.csv")
 
 
-@pytest.mark.parametrize("workers", ["0", "1"])
+@pytest.mark.parametrize("workers", [pytest.param("0", marks=pytest.mark.slow), "1"])
 def test_an_error_in_an_evaluation_shows_its_traceback(cli, whole, workers):
     """A fork's mistake is found where it is, also in a worker process; mended, the run goes on as if it had not been."""
     fork = (ROOT / "rac_sac.py").read_text().replace("    returns, running = np.zeros(len(envs)), np.ones(len(envs), bool)\n",

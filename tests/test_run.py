@@ -151,16 +151,23 @@ def test_train_is_a_function_for_other_programs(cli):
 
 
 # ------------------------------------------------------------------------------------------------------------ determinism
-@every_script
-def test_seeds_and_workers(cli):
-    """The same seed gives the same run, whatever the number of workers, none included; another seed another."""
+@slow_but("rac_sac")
+def test_workers_do_not_matter(cli):
+    """The same seed gives the same run, value bias included, whatever the number of workers, none included."""
     options = ("--bias-frequency", "200", "--total-timesteps", "300")
     none = cli.train("none", *options)
     cli.run("--env-id", "Hopper-v4", "--run-name", "two", *cli.tiny, *options, "--eval-workers", "2")
-    other = cli.train("other", "--seed", "2", "--total-timesteps", "300")
     assert_same_run(none, cli.folder / "runs/two")
-    assert without_wall_clock(none / "eval.csv")[1:] != without_wall_clock(other / "eval.csv")[1:]
-    with open(none / "eval.csv") as file:
+
+
+@every_script
+def test_seeds_and_value_bias(cli):
+    """The same seed gives the same run, another seed another; the value bias is measured when it is due."""
+    options = ("--bias-frequency", "200", "--total-timesteps", "300")
+    one, same, other = cli.train("one", *options), cli.train("same", *options), cli.train("other", *options, "--seed", "2")
+    assert_same_run(one, same)
+    assert without_wall_clock(one / "eval.csv")[1:] != without_wall_clock(other / "eval.csv")[1:]
+    with open(one / "eval.csv") as file:
         bias = {row["global_step"]: (row["eval/bias_mean"], row["eval/bias_std"]) for row in csv.DictReader(file)}
     assert all(np.isfinite(float(x)) for x in bias["200"]) and bias["300"] == ("", "")
 
@@ -237,14 +244,14 @@ def test_a_dead_worker_in_an_evaluation_on_its_own(cli):
     assert out == cli.call("--evaluate", run_dir).stdout
 
 
-def test_an_evaluation_on_its_own_can_be_stopped(cli):
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_an_evaluation_on_its_own_can_be_stopped(cli, number):
     run_dir = cli.train("run", "--total-timesteps", "250", env_id="toy_envs:Hopper-v0")
-    for number in (signal.SIGINT, signal.SIGTERM):
-        with cli.held("run", "--evaluate", run_dir, "--eval-workers", "1") as (process, _):
-            (worker,) = cli.holding(process)
-            out, err = kill(process, number)
-            assert process.returncode in (130, -number) and out == "" and "Traceback" not in err
-            wait_until(lambda worker=worker: not Path(f"/proc/{worker}").exists())
+    with cli.held("run", "--evaluate", run_dir, "--eval-workers", "1") as (process, _):
+        (worker,) = cli.holding(process)
+        out, err = kill(process, number)
+        assert process.returncode in (130, -number) and out == "" and "Traceback" not in err
+        wait_until(lambda: not Path(f"/proc/{worker}").exists())
 
 
 def test_more_steps_on_resume(cli, whole):

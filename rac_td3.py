@@ -89,7 +89,7 @@ class Args:
     run_name: str | None = None  # the run directory's name; by default <env_id>__<exp_name>__<seed>__<time>
     checkpoint_seconds: NonNegativeFloat = 300.0  # seconds between two checkpoints
     resume: str | None = None  # a run directory to go on with; its arguments win, total_timesteps may grow, eval_workers change
-    evaluate: str | None = None  # a run directory to evaluate, without training; its arguments win but eval_episodes, eval_workers, seed
+    evaluate: str | None = None  # a run directory to evaluate; its arguments win, eval_episodes, eval_workers and seed aside
 
     # Environment and replay
     env_id: str = "Hopper-v4"  # the id of the Gymnasium environment

@@ -1205,11 +1205,12 @@ def drop_rows(run_dir: Path, step: int, pending: list[int]) -> None:
     for path, last in ((run_dir / "train.csv", step), (run_dir / "eval.csv", min([step, *(p - 1 for p in pending)]))):
         try:
             with open(path, newline="") as file:  # line ends stay as they are
-                header, *lines = file.readlines() if path.stat().st_size else [""]
+                header, *lines = file.readlines() or [""]
             if lines and lines[-1].count(",") < header.count(","):
                 lines.pop()  # cut off by a kill
             rows = [line for line in lines if line.startswith("#") or not line.strip() or int(line.split(",")[0]) <= last]
-            kept[path] = "".join([header, *rows]).encode()
+            text = "".join([header, *rows]) if header.endswith(("\n", "\r")) else ""  # of a header that a kill has cut nothing
+            kept[path] = (text if text[-1:] in ("\n", "\r", "") else f"{text}\n").encode()
         except FileNotFoundError:
             continue
         except (OSError, ValueError):

@@ -301,7 +301,7 @@ def test_rows_after_the_checkpoint_are_dropped_by_their_step(cli, whole):
     grown = cli.train("grown", "--total-timesteps", "400")
     for name in ("eval.csv", "train.csv"):
         header, *rows = (grown / name).read_text().splitlines()
-        later = ["450" + rows[-1][3:], "460,1"]  # a later row, and one that a kill has cut
+        later = ["450" + rows[-1][3:], "460,1"] if name == "eval.csv" else []  # a later row, and one that a kill has cut
         (grown / name).write_bytes("\r\n".join([header, "# a comment", *rows, *later]).encode())
     cli.call("--resume", grown, "--total-timesteps", "500")
     for name in ("eval.csv", "train.csv"):

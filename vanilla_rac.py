@@ -37,7 +37,7 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ProcessPoolExecutor, wait
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -594,7 +594,7 @@ def train_from(args: Args, saved: dict, stopped_by) -> dict:
             if (learning >= 0 and learning % args.eval_frequency == 0) or last:
                 critic = learner.copy_of("critic") if args.bias_frequency and learning % args.bias_frequency == 0 else None
                 alphas_now = alphas(learner, eval_conditions(args))
-                run.evaluator.submit([run.step, round(run.seconds(), 1), alphas_now, learner.copy_of("actor"), critic])
+                run.evaluator.pending.append([run.step, round(run.seconds(), 1), alphas_now, learner.copy_of("actor"), critic])
             if done or run.step % 1000 == 0 or last:
                 run.log_training(done, learning)
             if done:
@@ -645,8 +645,7 @@ class Run:
                 self.actions, self.saved_step = list(saved["actions"].numpy().copy()), self.step
                 self.start -= saved["seconds"]
             self.evaluator = stack.enter_context(Evaluator(args, seeds_for(args.seed, 0, 0, args.eval_episodes)))
-            for inputs in copy.deepcopy(saved.get("pending", [])):
-                self.evaluator.submit(inputs)
+            self.evaluator.pending += copy.deepcopy(saved.get("pending", []))
             self.tracker = start_tracking(args, self.dir) if args.track else None
             stack.push(self.end)
             self.show(self.dir.name[:40], learning=False)
@@ -911,16 +910,20 @@ def start_worker(lifeline) -> None:
     threading.Thread(target=wait_for_the_end, daemon=True).start()
 
 
-def as_in_a_worker(function, *arguments):
-    """function(*arguments) in this process, with one thread and in full precision: the same numbers to the last bit."""
-    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
-    torch.set_num_threads(1)
-    torch.set_float32_matmul_precision("highest")
-    try:
-        return function(*arguments)
-    finally:
+class InThisProcess(Executor):
+    """What is submitted is done at once, with one thread and in full precision: as in a worker, to the last bit."""
+
+    def submit(self, function, *arguments) -> Future:
+        future, threads, precision = Future(), torch.get_num_threads(), torch.get_float32_matmul_precision()
+        torch.set_num_threads(1)
+        torch.set_float32_matmul_precision("highest")
+        try:
+            future.set_result(function(*arguments))
+        except Exception as error:
+            future.set_exception(error)
         torch.set_num_threads(threads)
         torch.set_float32_matmul_precision(precision)
+        return future
 
 
 class Evaluator:
@@ -931,15 +934,15 @@ class Evaluator:
     """
 
     def __init__(self, args: Args, seeds: list[int]):
-        self.args, self.seeds, self.pending, self.futures, self.deaths, self.pool = args, seeds, [], [], 0, None
+        self.args, self.seeds, self.pending, self.futures, self.deaths = args, seeds, [], [], 0
 
     def __enter__(self):
         """Start the workers. They end when this process closes its end of the pipe, or dies, be it by SIGKILL."""
+        context, can_mask = multiprocessing.get_context("spawn"), hasattr(signal, "pthread_sigmask")
+        reader, self.lifeline = context.Pipe(duplex=False)
+        self.pool = InThisProcess()
         if self.args.eval_workers:
-            context = multiprocessing.get_context("spawn")
-            reader, self.lifeline = context.Pipe(duplex=False)
             self.pool = ProcessPoolExecutor(self.args.eval_workers, context, start_worker, (reader,))
-            can_mask = hasattr(signal, "pthread_sigmask")
             if can_mask:  # inherited by the workers: Ctrl-C is for training alone
                 resource_tracker.ensure_running()  # its start would unblock the signal
                 mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
@@ -951,9 +954,8 @@ class Evaluator:
         return self
 
     def __exit__(self, *_):
-        if self.pool:
-            self.lifeline.close()
-            self.pool.shutdown(cancel_futures=True)
+        self.lifeline.close()
+        self.pool.shutdown(cancel_futures=True)
 
     def mend(self) -> None:
         """New workers in place of a pool in which one has died; what was not finished is started again."""
@@ -966,32 +968,23 @@ class Evaluator:
 
     def map(self, function, items) -> list:
         """[function(item) for item in items], in the workers."""
-        while self.pool:
+        while True:
             try:
                 return list(self.pool.map(function, items))
             except BrokenProcessPool:
                 self.mend()
-        return [as_in_a_worker(function, item) for item in items]
-
-    def submit(self, inputs: list) -> None:
-        """Queue an evaluation, with steps growing from call to call; poll() starts it."""
-        self.pending.append(inputs)
 
     def poll(self, seconds: float = 0.0):
-        """Wait up to `seconds` for the oldest evaluation; yields (row of eval.csv, actor) of those that are there."""
+        """Start what is pending, wait up to `seconds` for the oldest; yields (row of eval.csv, actor) of what has ended."""
         try:
             for inputs in self.pending[len(self.futures) :]:
-                inputs = [{key: tensor.numpy() for key, tensor in x.items()} if isinstance(x, dict) else x for x in inputs]
-                task = functools.partial(evaluate, self.args, self.seeds, *inputs)
-                self.futures.append(self.pool.submit(task) if self.pool else task)
-            wait(self.futures[:1] if self.pool else [], seconds)
-            while self.futures and (not self.pool or self.futures[0].done()):
-                row = self.futures[0].result() if self.pool else as_in_a_worker(self.futures[0])
+                arrays = [{key: tensor.numpy() for key, tensor in x.items()} if isinstance(x, dict) else x for x in inputs]
+                self.futures.append(self.pool.submit(evaluate, self.args, self.seeds, *arrays))
+            wait(self.futures[:1], seconds)
+            while self.futures and self.futures[0].done():
+                row, self.deaths = self.futures[0].result(), 0
                 del self.futures[0]
-                self.deaths = 0
                 yield row, self.pending.pop(0)[3]
-                if not self.pool:
-                    break  # one at a time: signals are looked at in between
         except BrokenProcessPool:
             self.mend()
 
@@ -1198,7 +1191,7 @@ def drop_rows(run_dir: Path, step: int, pending: list[int]) -> None:
         try:
             with open(path, newline="") as file:  # line ends stay as they are
                 header, *lines = file.readlines() or [""]
-            if lines and lines[-1].count(",") < header.count(","):
+            if lines and lines[-1].count(",") < header.count(",") and not lines[-1].startswith("#"):
                 lines.pop()  # cut off by a kill
             rows = [line for line in lines if line.startswith("#") or not line.strip() or int(line.split(",")[0]) <= last]
             text = "".join([header, *rows]) if header.endswith(("\n", "\r")) else ""  # of a header that a kill has cut nothing
@@ -1316,6 +1309,7 @@ def record_episode(args: Args, actor: dict, condition: float, run_dir: Path, nam
     """One deterministic episode into run_dir/videos, rendered off screen; UserError if it cannot be."""
     if sys.platform == "linux" and not os.environ.get("DISPLAY"):
         os.environ.setdefault("MUJOCO_GL", "egl")
+    gym.logger.min_level = gym.logger.ERROR  # RecordVideo warns of a folder that exists
     try:
         env, folder = FlatEnv(args.env_id, render_mode="rgb_array"), str(run_dir / "videos")
         film = gym.wrappers.RecordVideo(env, folder, name_prefix=f"{name}-{CONDITION}-{condition:.4g}", disable_logger=True)

@@ -80,9 +80,9 @@ def beside_training(options: CostOptions) -> None:
         def evaluate() -> tuple[int, float, float]:
             """Training steps, seconds and workers' seconds while one evaluation runs."""
             used = sum(processor_seconds(child.pid) for child in multiprocessing.active_children())
-            evaluator.submit([STEP, 0.0, [0.0] * len(module.eval_conditions(args)), learner.copy_of("actor"), None])
+            evaluator.pending.append([STEP, 0.0, [0.0] * len(module.eval_conditions(args)), learner.copy_of("actor"), None])
             start, steps = time.perf_counter(), 0
-            while not evaluator.poll():
+            while not list(evaluator.poll()):
                 learner.update(STEP)
                 steps += 1
             wall = time.perf_counter() - start

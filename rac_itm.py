@@ -1360,16 +1360,17 @@ def evaluate_run(args: Args, checkpoint: dict) -> None:
         arrays = {key: tensor.numpy() for key, tensor in actor.items()}
         returns = evaluator.map(functools.partial(evaluate_one, args, evaluator.seeds, arrays), conditions)
     best = conditions[int(np.argmax([r.mean() for r in returns]))] if best is None else best
-    print(f"{args.env_id}, step {step}, {args.eval_episodes} fresh episodes per {CONDITION}")
-    print(f"{CONDITION:>10} {'return':>10} {'std':>9}")
     lines = [f"global_step,{CONDITION},return,return_std,best_in_training"]
+    table = [f"{args.env_id}, step {step}, {args.eval_episodes} fresh episodes per {CONDITION}"]
+    table += [f"{CONDITION:>10} {'return':>10} {'std':>9}"]
     for condition, r in zip(conditions, returns, strict=True):
-        print(f"{condition:10.4f} {r.mean():10.1f} {r.std():9.1f}{'  <- best in training' if condition == best else ''}")
-        lines.append(f"{step},{condition:.6g},{r.mean()},{r.std()},{int(condition == best)}")
+        lines += [f"{step},{condition:.6g},{r.mean()},{r.std()},{int(condition == best)}"]
+        table += [f"{condition:10.4f} {r.mean():10.1f} {r.std():9.1f}{'  <- best in training' if condition == best else ''}"]
     try:
         write_whole(run_dir / "evaluate.csv", lambda file: file.write("\n".join([*lines, ""]).encode()))
     except TrainingError as error:
         tell(str(error))
+    print("\n".join(table), flush=True)
     if args.capture_video:
         record_episode(args, actor, best, run_dir, f"evaluate-step-{step}")
         print(f"recorded {CONDITION} {best:.4g} in {run_dir / 'videos'}")
@@ -1392,6 +1393,8 @@ def main() -> None:
         summary = train(args, stopped_by)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
+    except BrokenPipeError:  # `| head` has read enough
+        os._exit(0)
     except (UserError, TrainingError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, UserError) else 1)

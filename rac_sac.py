@@ -325,7 +325,6 @@ COMPILED = (prepare_targets, update_critics, update_actor, update_temperature)
 
 # The family of policies ---------------------------------------------------------------------------------------------------------
 REPLAY_CAPACITY = {"Humanoid": 300_000, "Walker2d": 100_000, "Ant": 200_000}  # others 1 000 000
-PER_POLICY = ("return", "alpha")  # what eval.csv holds of every evaluated policy
 
 
 def check_own_args(args: Args, name: str) -> None:

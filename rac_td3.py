@@ -269,7 +269,6 @@ COMPILED = (prepare_targets, update_critics, update_actor)
 
 # The family of policies ---------------------------------------------------------------------------------------------------------
 REPLAY_CAPACITY = {"Humanoid": 300_000, "Walker2d": 100_000, "Ant": 200_000}  # others 1 000 000
-PER_POLICY = ("return",)  # what eval.csv holds of every evaluated policy
 
 
 def check_own_args(args: Args, name: str) -> None:

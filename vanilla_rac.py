@@ -334,7 +334,6 @@ COMPILED = (prepare_targets, update_critics, update_actor, update_temperature)
 # The policy ---------------------------------------------------------------------------------------------------------------------
 REPLAY_CAPACITY: dict[str, int] = {}  # all 1 000 000
 BETA = {"Humanoid": 0.2, "Ant": 0.2, "Hopper": 0.2}  # others 0.3
-PER_POLICY = ("return", "alpha")  # what eval.csv holds of the policy
 
 
 def check_own_args(args: Args, name: str) -> None:

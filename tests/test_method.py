@@ -501,7 +501,8 @@ def test_gradient_at_full_size(script):
     args = script.check_args(script.Args(env_id="Ant-v4", buffer_size=5000, total_timesteps=5000, **entropy))
     script.set_up_torch(args, torch.device("cpu"))
     learner = script.Learner(args, 27, 8, torch.device("cpu"))
-    generator = torch.Generator().manual_seed(1)  # no unit is so close to a kink that the precisions take different sides of it
+    # With seed 6 one unit of RAC-TD3 is 5e-8 from its ReLU's kink: float32 takes the other side, and the error is 6e-5.
+    generator = torch.Generator().manual_seed(0)
     rows, condition = torch.randn(256, 64, generator=generator), torch.rand(256, generator=generator) * 0.8
     condition = condition + 1 if kind_of(script) == "itm" else condition
     noise, keys = torch.randn(256, 8, generator=generator), torch.rand(10, 256, generator=generator)

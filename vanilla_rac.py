@@ -41,6 +41,7 @@ from concurrent.futures import Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import resource_tracker
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Literal
 
 # Before torch loads OpenMP: a waiting thread spins briefly, then leaves its core to the evaluation workers (benchmark/SPEED.md).
@@ -266,8 +267,9 @@ def adam_scales(count: torch.Tensor, lr, updates: int) -> torch.Tensor:
 
 def adam_step(network, grads, moments, scales):
     """Adam with torch.optim.Adam's defaults; compiled into an update it is one pass over the parameters, which fused Adam is not.
-    grads: by parameter name; moments: the first and second one of each parameter; scales: a row of adam_scales."""
-    for (name, parameter), (first, second) in zip(network.named_parameters(), moments, strict=True):
+    grads: by parameter name; moments: the first and the second, networks like it; scales: a row of adam_scales."""
+    moments = [moment.parameters() for moment in moments]
+    for (name, parameter), first, second in zip(network.named_parameters(), *moments, strict=True):
         first.lerp_(grads[name], 0.1)
         second.mul_(0.999).addcmul_(grads[name], grads[name], value=0.001)
         parameter.sub_(scales[0] * first / (second.sqrt() / scales[1] + 1e-8))
@@ -409,12 +411,13 @@ class Learner(nn.Module):
         self.register_buffer("metrics", torch.zeros(len(METRICS)))  # sums since they were last read
         self.register_buffer("filled", torch.zeros((), dtype=torch.float64))  # a tensor: a captured graph must see it grow
         self.register_buffer("q_lr", torch.tensor(float(args.q_lr)))
-        self.to(device).requires_grad_(False)  # gradients are taken by torch.func
-        self.moments, self.counts = {}, {}  # of Adam, by network: [(first, second)] of its parameters, and updates done
+        self.moments, self.counts = nn.ModuleDict(), nn.ParameterDict()  # of Adam, by network: first and second; updates done
         for name in ("critic", "actor", "temperature"):
-            parameters = getattr(self, name).parameters()
-            self.moments[name] = [(torch.zeros_like(p), torch.zeros_like(p)) for p in parameters]
-            self.counts[name] = torch.zeros((), dtype=torch.float64, device=device)
+            self.moments[name] = nn.ModuleList(copy.deepcopy(getattr(self, name)) for _ in range(2))
+            self.counts[name] = torch.zeros((), dtype=torch.float64)
+        self.to(device).requires_grad_(False)  # gradients are taken by torch.func
+        for parameter in self.moments.parameters():
+            parameter.zero_()
         width, cuda = sum(self.sizes), device.type == "cuda"
         self.replay, self.row = allocate_replay(args, width, device), torch.empty(width, pin_memory=cuda)
         self.host_obs, self.obs = torch.empty(1, obs_dim, pin_memory=cuda), torch.zeros(1, obs_dim, device=device)
@@ -461,7 +464,7 @@ class Learner(nn.Module):
 
     def capture(self) -> None:
         """Capture acting and updating as CUDA graphs, without any effect on training."""
-        saved, random_state = {name: tensor.clone() for name, tensor in self.tensors().items()}, self.generator.get_state()
+        saved, random_state = copy.deepcopy(self.state_dict()), self.generator.get_state()
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -475,20 +478,9 @@ class Learner(nn.Module):
             graph.register_generator_state(self.generator)
             with torch.cuda.graph(graph):
                 body()
-        self.load(saved, random_state)
-        self.act_graph, self.update_graph = graphs
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """All that updates change, by name: networks, sums of metrics, Adam's moments."""
-        moments = {f"adam.{name}.{i}.{j}": tensor for name, pairs in self.moments.items()
-                   for i, pair in enumerate(pairs) for j, tensor in enumerate(pair)}  # fmt: skip
-        return self.state_dict() | moments | {f"adam.{name}.count": count for name, count in self.counts.items()}
-
-    def load(self, tensors: dict[str, torch.Tensor], random_state: torch.Tensor) -> None:
-        """Take over saved tensors, in place: captured graphs stay valid."""
-        for name, tensor in self.tensors().items():
-            tensor.copy_(tensors[name])
+        self.load_state_dict(saved)
         self.generator.set_state(random_state)
+        self.act_graph, self.update_graph = graphs
 
     def copy_of(self, name: str) -> dict[str, torch.Tensor]:
         """A network's parameters by name, copied to the CPU."""
@@ -497,7 +489,7 @@ class Learner(nn.Module):
     def check_finite(self) -> None:
         """TrainingError if a loss was, or a parameter is, not finite."""
         bad = [name for name, value in zip(METRICS, self.metrics.tolist(), strict=True) if not math.isfinite(value)]
-        bad += [name for name, tensor in self.tensors().items() if name != "metrics" and not torch.isfinite(tensor).all()]
+        bad += [name for name, tensor in self.state_dict().items() if name != "metrics" and not torch.isfinite(tensor).all()]
         if bad:
             raise TrainingError(f"{', '.join(bad[:5])} became non-finite")
 
@@ -558,17 +550,18 @@ def train(args: Args, stopped_by: list[int] | tuple = ()) -> dict:
     Raises UserError for arguments or files that cannot be used, TrainingError when training cannot go on, and what an environment
     or an evaluation raises, after a checkpoint of the last whole step.
     """
-    if args.resume is None:
-        return train_from(args, {}, stopped_by)
-    path = Path(args.resume, "checkpoint.pt")
-    load_file(path)  # what is no run is said before it is held
-    with hold(path.parent):
+    with contextlib.ExitStack() as stack:
+        return train_within(stack, args, stopped_by)
+
+
+def train_within(stack: contextlib.ExitStack, args: Args, stopped_by) -> dict:
+    """See train(); `stack` closes what must be closed however training ends."""
+    saved, path = {}, Path(args.resume or "", "checkpoint.pt")
+    if args.resume is not None:
+        if path.exists():  # what is no run is not held
+            stack.enter_context(hold(path.parent))
         saved = load_file(path)
-        return train_from(resumed(args, saved, Args()), saved, stopped_by)
-
-
-def train_from(args: Args, saved: dict, stopped_by) -> dict:
-    """Train from a checkpoint, or, where it is empty, from the beginning; see train()."""
+        args = resumed(args, saved, Args())
     env = FlatEnv(args.env_id, disable_env_checker=False)
     args = check_args(args, env.action_dim)
     if env.has_images:
@@ -578,143 +571,29 @@ def train_from(args: Args, saved: dict, stopped_by) -> dict:
     set_up_torch(args, device)
     args.compile |= bool(stopped_by and wanted)  # Ctrl-C also ends a compiler, which then is there all the same
     learner = Learner(args, env.obs_dim, env.action_dim, device)
-    with Run(args, learner, env, saved, stopped_by) as run:
-        while run.step < args.total_timesteps and not stopped_by:
-            action = learner.random_action() if run.step < args.learning_starts else learner.act(run.obs)
-            next_obs, reward, terminated, truncated, _ = env.step(action)
-            run.whole = False
-            learner.store(run.step, run.obs, action, reward, terminated, next_obs)
-            learning = run.step + 1 - args.learning_starts  # environment steps since learning started, this one included
-            if learning > 0:
-                run.before_update()
-                learner.update(run.step + 1)
-            run.count(action, reward, next_obs)
-            done, last = terminated or truncated, run.step == args.total_timesteps
-            if (learning >= 0 and learning % args.eval_frequency == 0) or last:
-                critic = learner.copy_of("critic") if args.bias_frequency and learning % args.bias_frequency == 0 else None
-                alphas_now = alphas(learner, eval_conditions(args))
-                run.evaluator.pending.append([run.step, round(run.seconds(), 1), alphas_now, learner.copy_of("actor"), critic])
-            if done or run.step % 1000 == 0 or last:
-                run.log_training(done, learning)
-            if done:
-                run.begin_episode(run.episode + 1, [])
-            run.whole = True
-            run.collect()
-            while len(run.evaluator.pending) > 2 * args.eval_workers and not stopped_by:
-                run.collect(1.0, "training waits for evaluations")
-            if time.time() - run.saved_time >= args.checkpoint_seconds:
-                run.save()
-        if not stopped_by:
-            run.save()
-        while run.evaluator.pending and not stopped_by:
-            run.collect(1.0, "collecting the last evaluations")
-        run.save(final=True)
-        run.completed = run.step == args.total_timesteps and not run.evaluator.pending
-        if run.completed and args.capture_video:
-            try:
-                record_episode(args, learner.copy_of("actor"), run.last[f"best_{CONDITION}"], run.dir, f"step-{run.step}")
-            except UserError as error:
-                tell(str(error))
-    return {"run_dir": str(run.dir), "completed": run.completed, "global_step": run.step, "last": run.last, "best": run.best}
+    # What a checkpoint keeps beside tensors; last, best: evaluations.
+    run = SimpleNamespace(step=0, episode=0, episodic_return=0.0, row_step=0, row_seconds=0.0, scripts=[], last={}, best={})
+    if saved:
+        run_dir, run = path.parent, SimpleNamespace(**saved["state"])
+        restore(saved, run_dir, learner)
+    else:
+        name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}".replace("/", "_").replace(":", "_")
+        run_dir = Path(args.run_root, args.run_name or name)
+        stack.enter_context(hold(run_dir, new=True))
+    start, saved_time, saved_step = time.time() - saved.get("seconds", 0.0), time.time(), run.step if saved else None
+    identity = {"script": SCRIPT, "format": FORMAT, "obs_dim": env.obs_dim, "bounds": torch.from_numpy(env.bounds),
+                "args": dataclasses.asdict(dataclasses.replace(args, resume=None))}  # fmt: skip
+    evaluator = stack.enter_context(Evaluator(args, seeds_for(args.seed, 0, 0, args.eval_episodes)))
+    evaluator.pending += copy.deepcopy(saved.get("pending", []))
+    tracker, outcome = start_tracking(args, run_dir) if args.track else None, 1
+    bar_format = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
+    bar = tqdm(total=args.total_timesteps, initial=run.step, unit="step", dynamic_ncols=True, smoothing=0.05,
+               mininterval=0.5 if sys.stderr.isatty() else 30, bar_format=bar_format.replace("<{remaining}", ""))  # fmt: skip
 
-
-class Run:
-    """A run directory, held by this process: its checkpoint, logs and policies, the evaluator, progress bar and tracking."""
-
-    SAVED = ("step", "row_step", "episode", "episodic_return", "scripts", "last", "best", "row_seconds")  # last, best: evaluation
-
-    def __init__(self, args: Args, learner: Learner, env: "FlatEnv", saved: dict, stopped_by):
-        self.args, self.learner, self.env, self.saved, self.stopped_by = args, learner, env, saved, stopped_by
-        self.step, self.row_step, self.updates, self.episode, self.episodic_return, self.actions = 0, 0, 0, 0, 0.0, []
-        self.scripts, self.last, self.best, self.saved_step, self.bar, self.tracker = [], {}, {}, None, None, None
-        self.whole, self.completed, self.random_state = False, False, learner.generator.get_state()
-        self.start, self.saved_time, self.row_seconds = time.time(), time.time(), 0.0
-        self.dir = Path(args.resume) if saved else make_run_dir(args)
-        self.identity = {"script": SCRIPT, "format": FORMAT, "obs_dim": env.obs_dim, "bounds": torch.from_numpy(env.bounds),
-                         "args": dataclasses.asdict(dataclasses.replace(args, resume=None))}  # fmt: skip
-
-    def __enter__(self):
-        args, saved = self.args, self.saved
-        with contextlib.ExitStack() as stack:
-            if not saved:
-                stack.enter_context(hold(self.dir))
-            else:
-                restore(saved, self.dir, self.learner)
-                vars(self).update(saved["state"])
-                self.actions, self.saved_step = list(saved["actions"].numpy().copy()), self.step
-                self.start -= saved["seconds"]
-            self.evaluator = stack.enter_context(Evaluator(args, seeds_for(args.seed, 0, 0, args.eval_episodes)))
-            self.evaluator.pending += copy.deepcopy(saved.get("pending", []))
-            self.tracker = start_tracking(args, self.dir) if args.track else None
-            stack.push(self.end)
-            self.show(self.dir.name[:40], learning=False)
-            self.begin_episode(self.episode, self.actions)
-            if saved and self.actions and not np.array_equal(self.obs, saved["obs"].numpy()):
-                tell(f"{args.env_id} is not deterministic: the run goes on, but not exactly as it would have")
-            saved.clear()  # lets go of the file, which the next checkpoint replaces
-            self.scripts = keep_script(self.dir, self.identity["args"], self.learner.device, self.scripts)
-            self.save()
-            self.random_state, self.whole, self.stack = self.learner.generator.get_state(), True, stack.pop_all()
-        return self
-
-    def __exit__(self, *error):
-        self.stack.__exit__(*error)
-
-    def end(self, kind, error, traceback) -> None:
-        """Raise what ended the run as the user is to see it, after a checkpoint where the last step is whole."""
-        failed, known = isinstance(error, Exception), isinstance(error, TrainingError | torch.OutOfMemoryError)
-        if failed and self.whole and self.saved_step is not None and not known:  # the environment or an evaluation has failed
-            self.learner.generator.set_state(self.random_state)  # all that the step has changed
-            with contextlib.suppress(TrainingError):
-                self.save()
-        self.bar.close()
-        if self.tracker:  # 255 is wandb's own exit code of an interrupted run
-            self.tracker.finish(exit_code=1 if error else 0 if self.completed else 255)
-        good = "there is no checkpoint" if self.saved_step is None else f"the last good checkpoint is of step {self.saved_step}"
-        if known or (failed and self.stopped_by):  # Ctrl-C in a terminal also ends the compiler: that step is not whole
-            what = first_line(error) if known else f"interrupted in the middle of a step ({first_line(error)})"
-            raise TrainingError(f"stopped at step {self.step}: {what}; {good} in {self.dir}.") from None
-        if failed:
-            go_on = "" if self.saved_step is None else f"; go on with: {command('resume', self.dir)}"
-            tell(f"stopped at step {self.step} by the error below; {good}{go_on}")
-
-    def show(self, text: str, learning: bool) -> None:
-        """A new bar, whose time left counts from here; without one where steps say nothing of it: random ones, compiling."""
-        old, left = self.bar, "<{remaining}" if learning else ""
-        if old is not None:
-            old.leave = False
-            old.close()
-        self.bar = tqdm(total=self.args.total_timesteps, initial=self.step, unit="step", dynamic_ncols=True, smoothing=0.05,
-                        desc=text, mininterval=0.5 if sys.stderr.isatty() else 30,
-                        bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}" + left + ", {rate_fmt}{postfix}]")  # fmt: skip
-        self.bar.postfix = old.postfix if old is not None else None
-
-    def before_update(self) -> None:
-        """The bar says that the first update of a process compiles; after it the time left begins to count."""
-        self.updates += 1
-        if self.updates <= 2:
-            compiling = self.updates == 1 and self.args.compile
-            self.show("compiling the update (10 to 60 s)" if compiling else self.dir.name[:40], learning=self.updates == 2)
-
-    def count(self, action: np.ndarray, reward: float, next_obs: np.ndarray) -> None:
-        """One environment step has been made, and learned from."""
-        self.step, self.obs, self.episodic_return = self.step + 1, next_obs, self.episodic_return + reward
-        self.actions.append(action)
-        self.random_state = self.learner.generator.get_state()
-        self.bar.update()
-
-    def begin_episode(self, episode: int, actions: list[np.ndarray]) -> None:
-        """Reset the environment and repeat the actions of a resumed episode; every episode of a run has a seed of its own."""
-        self.episode, self.actions, self.episodic_return = episode, actions, self.episodic_return if actions else 0.0
-        self.whole |= not actions  # what follows is the environment's
-        self.obs, _ = self.env.reset(seed=seeds_for(self.args.seed, 3, episode)[0])
-        for action in actions:
-            self.obs = self.env.step(action)[0]
-
-    def log(self, name: str, row: dict) -> None:
+    def log(name: str, row: dict) -> None:
         """Append a row to a CSV file, with the header where the file is new, and to Weights & Biases."""
         try:
-            with open(self.dir / name, "a", newline="") as file:
+            with open(run_dir / name, "a", newline="") as file:
                 writer = csv.DictWriter(file, row)
                 if file.tell() == 0:
                     writer.writeheader()
@@ -722,62 +601,135 @@ class Run:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise TrainingError(f"{self.dir / name} cannot be written: {first_line(error)}") from None
-        if self.tracker:
-            self.tracker.log({key: value for key, value in row.items() if value is not None})
+            raise TrainingError(f"{run_dir / name} cannot be written: {first_line(error)}") from None
+        if tracker:
+            tracker.log({key: value for key, value in row.items() if value is not None})
 
-    def log_training(self, done: bool, learning: int) -> None:
-        """A row of train.csv."""
-        steps, seconds = self.step - self.row_step, self.seconds()
-        speed = round(steps / max(seconds - self.row_seconds, 1e-9), 2)
-        row = {"global_step": self.step, "charts/wall_seconds": round(seconds, 1), "charts/SPS": speed}
-        row |= self.learner.read_metrics(min(steps, learning))
-        row |= {"charts/episodic_return": self.episodic_return if done else None}
-        self.log("train.csv", row | {"charts/episodic_length": len(self.actions) if done else None})
-        self.row_step, self.row_seconds = self.step, seconds
+    def log_training() -> None:
+        steps, seconds = run.step - run.row_step, time.time() - start
+        row = {"global_step": run.step, "charts/wall_seconds": round(seconds, 1)}
+        row |= {"charts/SPS": round(steps / max(seconds - run.row_seconds, 1e-9), 2)}
+        row |= learner.read_metrics(min(steps, learning))
+        row |= {"charts/episodic_return": run.episodic_return if done else None}
+        log("train.csv", row | {"charts/episodic_length": len(actions) if done else None})
+        run.row_step, run.row_seconds = run.step, seconds
 
-    def collect(self, seconds: float = 0.0, text: str | None = None) -> None:
+    def collect(seconds: float = 0.0, text: str | None = None) -> None:
         """Log the evaluations that have ended and keep their policies; wait up to `seconds` for one, and say `text` meanwhile."""
-        if text:
-            self.bar.set_description_str(text)
-        for row, actor in self.evaluator.poll(seconds):
-            self.log("eval.csv", row)
+        bar.set_description_str(text or run_dir.name[:40], refresh=bool(text))
+        for row, actor in evaluator.poll(seconds):
+            log("eval.csv", row)
             names = ("best_return", "best_return_std", f"best_{CONDITION}")
-            self.last = {"step": row["global_step"], **{name: row[f"eval/{name}"] for name in names}}
-            better = self.last["best_return"] >= self.best.get("best_return", -math.inf)
-            self.best = self.last if better else self.best
+            run.last = {"step": row["global_step"], **{name: row[f"eval/{name}"] for name in names}}
+            better = run.last["best_return"] >= run.best.get("best_return", -math.inf)
+            run.best = run.last if better else run.best
             for name in ("policy.pt", "best_policy.pt")[: 1 + better]:
-                content = {**self.identity, "actor": actor, "evaluation": self.last}
-                write_whole(self.dir / name, functools.partial(torch.save, content))
-            best = f"{self.last['best_return']:.1f} at {CONDITION} {self.last[f'best_{CONDITION}']:.3g}"
-            self.bar.set_postfix_str(f"evaluated {best}, step {self.last['step']}", refresh=False)
-        if text and len(self.evaluator.pending) <= 2 * self.args.eval_workers:
-            self.bar.set_description_str(self.dir.name[:40], refresh=False)
+                write_whole(run_dir / name, functools.partial(torch.save, {**identity, "actor": actor, "evaluation": run.last}))
+            best = f"{run.last['best_return']:.1f} at {CONDITION} {run.last[f'best_{CONDITION}']:.3g}"
+            bar.set_postfix_str(f"evaluated {best}, step {run.last['step']}", refresh=False)
 
-    def save(self, final: bool = False) -> None:
+    def save(final: bool = False) -> None:
         """Write the checkpoint; where that fails, say so and go on, but not with the final one."""
-        learner, filled = self.learner, self.learner.replay[: self.step]
+        nonlocal saved_time, saved_step
         learner.check_finite()
+        filled = learner.replay[: run.step].cpu()
         content = {
-            **self.identity, "device": learner.device.type, "threads": torch.get_num_threads(), "seconds": self.seconds(),
-            "state": {name: getattr(self, name) for name in self.SAVED}, "pending": self.evaluator.pending,
-            "actions": torch.from_numpy(np.array(self.actions, np.float32)), "obs": torch.from_numpy(self.obs.copy()),
-            "tensors": {name: tensor.cpu() for name, tensor in learner.tensors().items()},
-            "generator": learner.generator.get_state(),
-            "replay": filled.cpu() if len(filled) == len(learner.replay) else filled.cpu().clone(),  # a view would save all of it
+            **identity, "device": device.type, "threads": torch.get_num_threads(), "seconds": time.time() - start,
+            "state": vars(run), "pending": evaluator.pending, "obs": torch.from_numpy(obs.copy()),
+            "actions": torch.from_numpy(np.array(actions, np.float32)), "generator": learner.generator.get_state(),
+            "tensors": {name: tensor.cpu() for name, tensor in learner.state_dict().items()},
+            "replay": filled if len(filled) == len(learner.replay) else filled.clone(),  # a view would save all of it
         }  # fmt: skip
         try:
-            write_whole(self.dir / "checkpoint.pt", functools.partial(torch.save, content))
-            self.saved_step = self.step
+            write_whole(run_dir / "checkpoint.pt", functools.partial(torch.save, content))
+            saved_step = run.step
         except TrainingError as error:
-            tell(f"no checkpoint could be written at step {self.step}: {error}")
+            tell(f"no checkpoint could be written at step {run.step}: {error}")
             if final:
                 raise TrainingError("the final checkpoint could not be written") from None
-        self.saved_time = time.time()
+        saved_time = time.time()
 
-    def seconds(self) -> float:
-        """Of the whole run, over all of its processes."""
-        return time.time() - self.start
+    def begin_episode() -> np.ndarray:
+        """Reset with a seed of the episode's own, and repeat the actions of one that is resumed; returns the observation."""
+        obs, _ = env.reset(seed=seeds_for(args.seed, 3, run.episode)[0])
+        for action in actions:
+            obs, *_ = env.step(action)
+        return obs
+
+    try:
+        random_state, actions = None, list(saved["actions"].numpy().copy()) if saved else []
+        obs = begin_episode()
+        if actions and not np.array_equal(obs, saved["obs"].numpy()):
+            tell(f"{args.env_id} is not deterministic: the run goes on, but not exactly as it would have")
+        saved.clear()  # lets go of the file, which the next checkpoint replaces
+        run.scripts = keep_script(run_dir, identity["args"], device, run.scripts)
+        save()
+        random_state = learner.generator.get_state()
+        while run.step < args.total_timesteps and not stopped_by:
+            action = learner.random_action() if run.step < args.learning_starts else learner.act(obs)
+            next_obs, reward, terminated, truncated, _ = env.step(action)
+            random_state = None  # from here to where it is set again no checkpoint can be written
+            learner.store(run.step, obs, action, reward, terminated, next_obs)
+            learning = run.step + 1 - args.learning_starts  # environment steps since learning started, this one included
+            if learning > 0:
+                first = bar.bar_format != bar_format
+                if first and args.compile:
+                    bar.set_description_str("compiling the update (10 to 60 s)")
+                learner.update(run.step + 1)
+                if first:  # the time left counts from here: random steps and compiling say nothing of it
+                    bar.reset()
+                    bar.bar_format, bar.initial, bar.n, bar.last_print_n = bar_format, run.step, run.step, run.step
+            run.step, run.episodic_return, obs = run.step + 1, run.episodic_return + reward, next_obs
+            actions.append(action)
+            bar.update()
+            done, last = terminated or truncated, run.step == args.total_timesteps
+            if (learning >= 0 and learning % args.eval_frequency == 0) or last:
+                critic = learner.copy_of("critic") if args.bias_frequency and learning % args.bias_frequency == 0 else None
+                inputs = [round(time.time() - start, 1), alphas(learner, eval_conditions(args)), learner.copy_of("actor"), critic]
+                evaluator.pending.append([run.step, *inputs])
+            if done or run.step % 1000 == 0 or last:
+                log_training()
+            if done:
+                run.episode, run.episodic_return, actions = run.episode + 1, 0.0, []
+            random_state = learner.generator.get_state()
+            if done:
+                obs = begin_episode()
+            collect()
+            while len(evaluator.pending) > 2 * args.eval_workers and not stopped_by:
+                collect(1.0, "training waits for evaluations")
+            if time.time() - saved_time >= args.checkpoint_seconds:
+                save()
+        if not stopped_by:
+            save()
+        while evaluator.pending and not stopped_by:
+            collect(1.0, "collecting the last evaluations")
+        save(final=True)
+        completed = run.step == args.total_timesteps and not evaluator.pending
+        outcome = 0 if completed else 255  # wandb's own exit code of an interrupted run
+        bar.set_description_str(run_dir.name[:40])
+        if completed and args.capture_video:
+            try:
+                record_episode(args, learner.copy_of("actor"), run.last[f"best_{CONDITION}"], run_dir, f"step-{run.step}")
+            except UserError as error:
+                tell(str(error))
+    except Exception as error:
+        known = isinstance(error, TrainingError | torch.OutOfMemoryError)
+        if random_state is not None and not known:  # the environment, or an evaluation
+            learner.generator.set_state(random_state)  # all that the step has changed
+            with contextlib.suppress(TrainingError):
+                save()
+        good = "there is no checkpoint" if saved_step is None else f"the last good checkpoint is of step {saved_step}"
+        if known or stopped_by:  # Ctrl-C in a terminal also ends the compiler
+            what = first_line(error) if known else f"interrupted in the middle of a step ({first_line(error)})"
+            raise TrainingError(f"stopped at step {run.step}: {what}; {good} in {run_dir}.") from None
+        go_on = "" if saved_step is None else f"; go on with: {command('resume', run_dir)}"
+        tell(f"stopped at step {run.step} by the error below; {good}{go_on}")
+        raise
+    finally:
+        bar.close()
+        if tracker:
+            tracker.finish(exit_code=outcome)
+    return {"run_dir": str(run_dir), "completed": completed, "global_step": run.step, "last": run.last, "best": run.best}
 
 
 # Evaluation and value bias, in worker processes ---------------------------------------------------------------------------------
@@ -918,10 +870,9 @@ class InThisProcess(Executor):
         torch.set_float32_matmul_precision("highest")
         try:
             future.set_result(function(*arguments))
-        except Exception as error:
-            future.set_exception(error)
-        torch.set_num_threads(threads)
-        torch.set_float32_matmul_precision(precision)
+        finally:
+            torch.set_num_threads(threads)
+            torch.set_float32_matmul_precision(precision)
         return future
 
 
@@ -1005,23 +956,21 @@ def check_args(args: Args, action_dim: int = 0) -> Args:
         args.target_entropy = -float(action_dim)
     check_own_args(args, name)
     smallest = max(args.learning_starts, args.batch_size)
-    for ok, sentence in (
-        (args.buffer_size >= smallest, f"buffer_size is {args.buffer_size}; it must be at least {smallest}, the larger of "
-         "learning_starts and batch_size."),
-        (args.total_timesteps >= smallest, f"total_timesteps is {args.total_timesteps}; it must be at least {smallest}, the "
-         "larger of learning_starts and batch_size."),
-        (args.q_lr_warmup_end >= args.learning_starts or args.q_lr_init == args.q_lr, "q_lr_warmup_end is "
-         f"{args.q_lr_warmup_end}; it must be at least learning_starts, {args.learning_starts}, unless q_lr_init equals q_lr."),
-        (args.bias_frequency % args.eval_frequency == 0, f"bias_frequency is {args.bias_frequency}; it must be a multiple of "
-         f"eval_frequency, {args.eval_frequency}."),
-        (args.eval_workers <= 4 * cores, f"eval_workers is {args.eval_workers}; it must be at most {4 * cores}, four times the "
-         "cores of this machine."),
-        (args.run_name is None or (Path(args.run_name).name == args.run_name != ".." and len(args.run_name) <= 200),
-         f"run_name is {args.run_name!r}; it must be a plain folder name of at most 200 characters."),
-        (not args.cuda or torch.cuda.is_available(), "cuda was asked for, but PyTorch finds no CUDA device here."),
+    enough = f"at least {smallest}, the larger of learning_starts and batch_size"
+    for name, ok, wanted in (
+        ("buffer_size", args.buffer_size >= smallest, enough),
+        ("total_timesteps", args.total_timesteps >= smallest, enough),
+        ("q_lr_warmup_end", args.q_lr_warmup_end >= args.learning_starts or args.q_lr_init == args.q_lr,
+         f"at least learning_starts, {args.learning_starts}, unless q_lr_init equals q_lr"),
+        ("bias_frequency", not args.bias_frequency % args.eval_frequency, f"a multiple of eval_frequency, {args.eval_frequency}"),
+        ("eval_workers", args.eval_workers <= 4 * cores, f"at most {4 * cores}, four times the cores of this machine"),
+        ("run_name", args.run_name is None or (Path(args.run_name).name == args.run_name != ".." and len(args.run_name) <= 200),
+         "a plain folder name of at most 200 characters"),
     ):  # fmt: skip
         if not ok:
-            raise UserError(sentence)
+            raise UserError(f"{name} is {getattr(args, name)!r}; it must be {wanted}.")
+    if args.cuda and not torch.cuda.is_available():
+        raise UserError("cuda was asked for, but PyTorch finds no CUDA device here.")
     return args
 
 
@@ -1053,19 +1002,12 @@ def set_up_torch(args: Args, device: torch.device) -> None:
 
 def allocate_replay(args: Args, width: int, device: torch.device) -> torch.Tensor:
     """The replay (buffer_size, width), uninitialised; UserError if it does not fit."""
-    gib, there = args.buffer_size * width * 4 / 2**30, math.inf
-    if device.type == "cuda":
-        there = torch.cuda.get_device_properties(device).total_memory / 2**30
-    elif hasattr(os, "sysconf"):
-        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     try:
-        if gib > there:  # the system promises memory that it does not have, and kills the run when it is used
-            raise RuntimeError
         return torch.empty(args.buffer_size, width, device=device)
     except RuntimeError:
+        gib = args.buffer_size * width * 4 / 2**30
         size = f"a replay of {gib:.1f} GiB (buffer_size {args.buffer_size})"
-        sentence = f"{size} does not fit on {device}, which has {there:.1f} GiB; choose a smaller buffer_size."
-        raise UserError(sentence) from None
+        raise UserError(f"{size} does not fit on {device}; choose a smaller buffer_size.") from None
 
 
 class FlatEnv(gym.Wrapper):
@@ -1107,7 +1049,7 @@ class FlatEnv(gym.Wrapper):
 
 
 # Run directory: checkpoint, logs, tracking --------------------------------------------------------------------------------------
-SCRIPT, FORMAT = Path(__file__).stem, 2
+SCRIPT, FORMAT = Path(__file__).stem, 3
 
 
 def tell(message: str) -> None:
@@ -1139,22 +1081,13 @@ def write_whole(path: Path, write) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def make_run_dir(args: Args) -> Path:
-    """The folder of a new run; UserError if it holds a run already or cannot be made."""
-    name = args.run_name or f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}".replace("/", "_").replace(":", "_")
-    run_dir = Path(args.run_root) / name
+def hold(run_dir: Path, new: bool = False):
+    """Hold a run directory for this process, a new one after making it; UserError if it is in use, or new and holds a run."""
     try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-        if any(path.suffix in (".pt", ".csv") for path in run_dir.iterdir()):
-            raise UserError(f"{run_dir} exists already; go on with --resume {run_dir}, or choose another run_name.")
-    except OSError as error:
-        raise UserError(f"run_root {args.run_root!r} cannot be written: {error.strerror}.") from None
-    return run_dir
-
-
-def hold(run_dir: Path):
-    """Hold the run directory for this process; UserError when another process has it."""
-    try:
+        if new:
+            run_dir.mkdir(parents=True, exist_ok=True)
+            if any(path.suffix in (".pt", ".csv") for path in run_dir.iterdir()):
+                raise UserError(f"{run_dir} exists already; go on with --resume {run_dir}, or choose another run_name.")
         return filelock.FileLock(run_dir / ".lock", timeout=0).acquire()
     except filelock.Timeout:
         raise UserError(f"{run_dir} is in use by another process.") from None
@@ -1183,28 +1116,24 @@ def keep_script(run_dir: Path, args: dict, device: torch.device, scripts: list[s
     return scripts
 
 
-def drop_rows(run_dir: Path, step: int, pending: list[int]) -> None:
-    """Take from the CSV files the rows after a checkpoint's step, which will come again; UserError for an unreadable file."""
-    kept = {}
-    for path, last in ((run_dir / "train.csv", step), (run_dir / "eval.csv", min([step, *(p - 1 for p in pending)]))):
-        try:
-            with open(path, newline="") as file:  # line ends stay as they are
-                header, *lines = file.readlines() or [""]
-            if lines and lines[-1].count(",") < header.count(",") and not lines[-1].startswith("#"):
-                lines.pop()  # cut off by a kill
-            rows = [line for line in lines if line.startswith("#") or not line.strip() or int(line.split(",")[0]) <= last]
-            text = "".join([header, *rows]) if header.endswith(("\n", "\r")) else ""  # of a header that a kill has cut nothing
-            kept[path] = (text if text[-1:] in ("\n", "\r", "") else f"{text}\n").encode()
-        except FileNotFoundError:
-            continue
-        except (OSError, ValueError):
-            raise UserError(f"{path} cannot be read as the rows of a run; mend it, or move it away.") from None
-    for path, content in kept.items():
-        write_whole(path, lambda file, content=content: file.write(content))
+def drop_rows(path: Path, last: int) -> None:
+    """Take from a CSV file the rows after step `last`, which will come again; UserError for a file that cannot be read."""
+    try:
+        with open(path, newline="") as file:  # line ends stay as they are
+            header, *lines = file.readlines() or [""]
+        if lines and lines[-1].count(",") < header.count(",") and not lines[-1].startswith("#"):
+            lines.pop()  # cut off by a kill
+        rows = [line for line in lines if line.startswith("#") or not line.strip() or int(line.split(",")[0]) <= last]
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError):
+        raise UserError(f"{path} cannot be read as the rows of a run; mend it, or move it away.") from None
+    text = "".join([header, *rows]) if header.endswith(("\n", "\r")) else ""  # of a header that a kill has cut nothing
+    write_whole(path, lambda file: file.write((text if text[-1:] in ("\n", "\r", "") else f"{text}\n").encode()))
 
 
 def load_file(path: Path) -> dict:
-    """A checkpoint or policy file, on the CPU, with `args` as Args; `missing` names what a fork has gained since.
+    """A checkpoint or policy file, on the CPU, with `args` as Args; says which arguments a fork has gained since.
 
     UserError if it is missing, damaged, or another script's. Only tensors and plain Python are accepted (weights_only), so a
     stranger's file cannot run code.
@@ -1222,21 +1151,24 @@ def load_file(path: Path) -> dict:
         raise UserError(f"{path} was written by an older version of {SCRIPT}.py, whose runs this one cannot read.")
     if saved.keys() - known:
         raise UserError(f"{path} has arguments that this {SCRIPT}.py does not have: {', '.join(sorted(saved.keys() - known))}.")
-    missing = ", ".join(sorted(known - saved.keys()))
-    missing = f"{path} was written without {missing}: the defaults are taken" if missing else None
-    return {**content, "args": Args(**saved), "missing": missing}
+    if known - saved.keys():
+        tell(f"{path} was written without {', '.join(sorted(known - saved.keys()))}: the defaults are taken")
+    return {**content, "args": Args(**saved)}
 
 
 def restore(saved: dict, run_dir: Path, learner: Learner) -> None:
     """Take over a checkpoint; UserError if a run cannot go on exactly from it here."""
     if saved["device"] != learner.device.type:
         raise UserError(f"{run_dir} was trained on {saved['device']}; it cannot go on exactly on {learner.device.type}.")
-    shapes = [{name: tensor.shape for name, tensor in tensors.items()} for tensors in (saved["tensors"], learner.tensors())]
-    if shapes[0] != shapes[1] or saved["replay"].shape[1] != learner.replay.shape[1]:
-        raise UserError(f"{run_dir}/checkpoint.pt does not have the shapes that its arguments and {learner.args.env_id} give.")
-    drop_rows(run_dir, saved["state"]["step"], [inputs[0] for inputs in saved["pending"]])
-    learner.load(saved["tensors"], saved["generator"])
-    learner.replay[: len(saved["replay"])].copy_(saved["replay"])
+    try:
+        learner.load_state_dict(saved["tensors"])
+        learner.replay[: len(saved["replay"])].copy_(saved["replay"])
+    except RuntimeError:
+        shapes = f"the shapes that its arguments and {learner.args.env_id} give"
+        raise UserError(f"{run_dir}/checkpoint.pt does not have {shapes}.") from None
+    learner.generator.set_state(saved["generator"])
+    drop_rows(run_dir / "train.csv", saved["state"]["step"])
+    drop_rows(run_dir / "eval.csv", min([saved["state"]["step"], *(inputs[0] - 1 for inputs in saved["pending"])]))
 
 
 class Policy:
@@ -1248,12 +1180,8 @@ class Policy:
     """
 
     def __init__(self, content: dict):
-        if "evaluation" not in content:
-            raise UserError("this file holds no policy; give a run directory, a policy.pt or a best_policy.pt.")
-        if content["missing"]:
-            tell(content["missing"])
-        args, self.best = content["args"], content["evaluation"][f"best_{CONDITION}"]
-        self.obs_dim, (self.low, self.high), self.range = content["obs_dim"], content["bounds"].numpy(), condition_range(args)
+        args, self.obs_dim, (self.low, self.high) = content["args"], content["obs_dim"], content["bounds"].numpy()
+        self.range, self.best = condition_range(args), content["evaluation"][f"best_{CONDITION}"]
         self.actor = load_network(args, "actor", content["actor"], self.obs_dim, len(self.low))
         vars(self).update({f"{CONDITION}s": eval_conditions(args), f"best_{CONDITION}": self.best})
 
@@ -1270,7 +1198,10 @@ class Policy:
 
 def load_policy(path: str | Path) -> Policy:
     """The policies of a run directory as last evaluated, or those of a policy.pt or best_policy.pt; needs no environment."""
-    return Policy(load_file(Path(path) / "policy.pt" if Path(path).is_dir() else Path(path)))
+    content = load_file(Path(path, "policy.pt") if Path(path).is_dir() else Path(path))
+    if "evaluation" not in content:
+        raise UserError(f"{path} holds no policy; give a run directory, a policy.pt or a best_policy.pt.")
+    return Policy(content)
 
 
 def start_tracking(args: Args, run_dir: Path):
@@ -1330,8 +1261,6 @@ def resumed(asked: Args, saved: dict, unset: Args, may_differ=("total_timesteps"
     if changed - {*may_differ}:
         unused = ", ".join(sorted(changed - {*may_differ}))
         tell(f"not used, because the arguments that the run was saved with win: {unused}")
-    if saved["missing"]:
-        tell(saved["missing"])
     if "total_timesteps" in changed and asked.total_timesteps < args.total_timesteps:
         steps = f"total_timesteps is {asked.total_timesteps}"
         raise UserError(f"{steps}; on resuming it may only grow, from {args.total_timesteps}.")

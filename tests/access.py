@@ -103,9 +103,7 @@ def first_step(lr, dtype=torch.float32):
 
 def gradients(learner, name):
     """The gradient of a first update, by parameter: Adam's first moment is a tenth of it."""
-    names = [key for key, _ in getattr(learner, name).named_parameters()]
-    moments = learner.moments[name]
-    return {key: 10 * first.double().cpu().numpy() for key, (first, _) in zip(names, moments, strict=True)}
+    return {key: 10 * first.double().cpu().numpy() for key, first in learner.moments[name][0].named_parameters()}
 
 
 @torch.no_grad()

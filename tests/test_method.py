@@ -308,7 +308,9 @@ def test_adam_against_torch(script):
     ours = torch.nn.Linear(30, 20).requires_grad_(False)
     theirs = copy.deepcopy(ours).requires_grad_(True)
     before = torch.cat([p.flatten() for p in ours.parameters()]).double()
-    moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in ours.parameters()]
+    moments = [copy.deepcopy(ours), copy.deepcopy(ours)]
+    for parameter in (p for moment in moments for p in moment.parameters()):
+        parameter.zero_()
     count, grads, scales = torch.zeros((), dtype=torch.float64), [], []
     optimizer = torch.optim.Adam(theirs.parameters(), lr=3e-4)
     for _ in range(50):
@@ -508,7 +510,6 @@ def test_gradient_at_full_size(script):
     noise, keys = torch.randn(256, 8, generator=generator), torch.rand(10, 256, generator=generator)
     rows[:, 36] = (rows[:, 36] > 1).float()
     exact = script.Learner(dataclasses.replace(args, compile=False), 27, 8, torch.device("cpu")).double()
-    exact.moments = {name: [(a.double(), b.double()) for a, b in pairs] for name, pairs in exact.moments.items()}
     size = torch.full((256,), 2.0)
     if kind_of(script) == "vanilla":
         size, keys = size[:1], keys[:, :1]
@@ -516,5 +517,5 @@ def test_gradient_at_full_size(script):
     access.update_critics(script, learner, *inputs, functions=learner)
     access.update_critics(script, exact, *(x.double() for x in inputs))
     got, wanted = (np.concatenate([g.ravel() for g in access.gradients(x, "critic").values()]) for x in (learner, exact))
-    assert learner.moments["critic"][0][0].dtype == torch.float32 and exact.moments["critic"][0][0].dtype == torch.float64
+    assert [next(x.moments["critic"].parameters()).dtype for x in (learner, exact)] == [torch.float32, torch.float64]
     assert reference.relative_error(got, wanted) < 1e-5

@@ -16,6 +16,7 @@ from conftest import ROOT, environment, last_step, wait_until, without_wall_cloc
 
 sys.path.insert(0, str(ROOT / "benchmark"))
 import experiments
+import job
 import run as grid
 
 
@@ -129,7 +130,8 @@ def test_every_experiment_is_what_the_paper_ran(tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(
             sys, "argv", ["run.py", "--experiment", experiment, "--seeds", "2", "--dry-run", "--run-root", str(tmp_path)]
         )
-        grid.main()
+        with pytest.raises(SystemExit, match="0"):
+            grid.main()
         changed = {}
         for line in capsys.readouterr().out.splitlines():
             words = shlex.split(line)
@@ -215,33 +217,29 @@ def test_names_and_warnings_of_a_dry_run(tmp_path, call):
     assert experiments.label("smoke_rac_sac+gamma_1e+0") == "RAC-SAC (tiny, gamma 1e+0)"
 
 
-@pytest.mark.parametrize("body, code, message", [
-    ("print('error: no such thing'); sys.exit(2)", 2, "exit code 2: error: no such thing"),
-    ("run_dir.mkdir(); (run_dir / 'checkpoint.pt').touch(); print('error: it exists already'); sys.exit(2)", 1,
+@pytest.mark.parametrize("body, stays_wrong, message", [
+    ("print('error: no such thing'); sys.exit(2)", True, "exit code 2: error: no such thing"),
+    ("run_dir.mkdir(); (run_dir / 'checkpoint.pt').touch(); print('error: it exists already'); sys.exit(2)", False,
      "it exists already"),  # made by a dying process
-    ("print('error: x is in use by another process.'); sys.exit(2)", 1, "in use by another process"),
-    ("raise ValueError('so it is')", 1, "exit code 1: ValueError: so it is"),
-    ("os.kill(os.getpid(), 9)", 1, "killed by signal 9"),
-    ("pass", 1, "exit code 0, but the run is not finished"),
+    ("print('error: x is in use by another process.'); sys.exit(2)", False, "in use by another process"),
+    ("raise ValueError('so it is')", False, "exit code 1: ValueError: so it is"),
+    ("os.kill(os.getpid(), 9)", False, "killed by signal 9"),
+    ("pass", False, "exit code 0, but the run is not finished"),
 ])  # fmt: skip
-def test_how_an_attempt_ends(tmp_path, body, code, message):
+def test_how_an_attempt_ends(tmp_path, body, stays_wrong, message):
     """An attempt always ends, and says how; old messages in the log are not its own."""
     pytest.importorskip("filelock")
     run_dir, script = tmp_path / "run", tmp_path / "script.py"
     script.write_text(f"import os, pathlib, sys\nrun_dir = pathlib.Path({str(run_dir)!r})\n{body}\n")
     (tmp_path / "run.log").write_text("error: of an earlier attempt\n")
-    result = grid.run_job(
-        {
-            "run_dir": str(run_dir),
-            "script": str(script),
-            "arguments": [],
-            "attempt": 0,
-            "cpus": 1,
-            "steps": 5,
-            "stop_file": str(tmp_path / "stop"),
-        }
-    )
-    assert result["code"] == code and message in result["message"]
+    wanted = {"run_dir": str(run_dir), "script": str(script), "arguments": [], "cpus": 1, "steps": 5, "evaluates": True,
+              "driver": "--- test: ", "stop_file": str(tmp_path / "stop")}  # fmt: skip
+    if stays_wrong:
+        assert job.run_job(wanted) == message
+    else:  # what another attempt may mend is raised, for Ray to retry
+        with pytest.raises(RuntimeError, match=message):
+            job.run_job(wanted)
+        assert re.search(rf"^--- test: failed: .*{message}$", (tmp_path / "run.log").read_text(), re.M)
 
 
 @needs_ray

@@ -74,11 +74,10 @@ def sha256(script: str | Path) -> str:
 def own_scripts(options: Options) -> list[tuple[str, str, str]]:
     """(experiment name, path, no flags) of --scripts; UserError for a file that cannot be run as one of the scripts here.
 
-    The name is the script's own exp_name, by default its file's stem, with a part of the file's hash where another script, of
-    experiments.py or of this grid, has the same name.
+    The name is the script's own exp_name, by default its file's stem, with a part of the file's hash where a variant of
+    experiments.py or another file of this grid has the same name.
     """
     prefix, found = experiments.SMOKE if options.experiment == "smoke" else "", {}
-    owners = {name: {flags or sha256(script)} for name, (_, script, flags) in experiments.VARIANTS.items()}
     for path in (path.resolve() for path in options.scripts):
         try:
             defaults = script_defaults(str(path))
@@ -86,10 +85,13 @@ def own_scripts(options: Options) -> list[tuple[str, str, str]]:
             raise UserError(f"{path} cannot be read as a Python script: {getattr(error, 'strerror', None) or error}.") from None
         if missing := sorted(NEEDED - defaults.keys()):
             raise UserError(f"{path} has no argument {', '.join(missing)} in a class Args; start from a copy of a script here.")
-        found[path] = defaults.get("exp_name", path.stem), sha256(path)
-        owners.setdefault(found[path][0], set()).add(found[path][1])
-    return [(prefix + (name if len(owners[name]) == 1 else f"{name}-{digest[:8]}"), str(path), "")
-            for path, (name, digest) in found.items()]  # fmt: skip
+        found[defaults.get("exp_name", path.stem), sha256(path)] = str(path)
+    taken = {name: flags or sha256(script) for name, (_, script, flags) in experiments.VARIANTS.items()}
+    own, names = [], [name for name, _ in found]
+    for (name, digest), path in found.items():
+        free = taken[name] == digest if name in taken else names.count(name) == 1
+        own.append((prefix + (name if free else f"{name}-{digest[:8]}"), path, ""))
+    return own
 
 
 def make_jobs(options: Options, for_all: dict[str, str]) -> list[dict]:

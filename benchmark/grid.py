@@ -32,12 +32,12 @@ class Driver:
         self.stop_file.unlink(missing_ok=True)  # of a driver that was killed while it stopped, in a container like this one
         self.done, self.failed, self.running = [job for job in jobs if is_done(job)], [], {}  # running, or waiting: task -> job
         columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TimeRemainingColumn(),
-                   TextColumn("{task.fields[best]}"))  # fmt: skip
+                   TextColumn("{task.fields[note]}"))  # fmt: skip
         self.bars = Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal,
                              speed_estimate_period=600)  # fmt: skip
         for job in jobs:
             job["step"] = last_step(job["run_dir"], "train.csv")
-        self.all = self.bars.add_task("all runs", total=sum(job["steps"] for job in jobs), completed=self.steps(), best="")
+        self.all = self.bars.add_task("all runs", total=sum(job["steps"] for job in jobs), completed=self.steps(), note="")
 
     def say(self, text: str) -> None:
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
@@ -73,11 +73,12 @@ class Driver:
                     job["attempts"] += kind == "attempt"
                     job["failure"] = "its Ray worker or node died" if kind == "attempt" else message
             if job["attempts"]:
-                job["step"] = last_step(job["run_dir"], "train.csv")
+                train, evaluation = (last_row(job["run_dir"], name) for name in ("train.csv", "eval.csv"))
+                job["step"], best = int(number(train, "global_step")), number(evaluation, "eval/best_return", None)
                 if job["bar"] is None:
-                    job["bar"] = self.bars.add_task(job["name"], total=job["steps"], completed=job["step"], best="")
-                best = number(last_row(job["run_dir"], "eval.csv"), "eval/best_return", None)
-                self.bars.update(job["bar"], completed=job["step"], best="" if best is None else f"return {best:.0f}")
+                    job["bar"] = self.bars.add_task(job["name"], total=job["steps"], completed=job["step"], note="")
+                note = f"{number(train, 'charts/SPS'):.1f} steps/s" if job["step"] < job["steps"] else "evaluating"
+                self.bars.update(job["bar"], completed=job["step"], note=note + ("" if best is None else f", return {best:.0f}"))
         self.bars.update(self.all, completed=self.steps())
 
     def line(self) -> str:

@@ -34,7 +34,7 @@ RESERVED = {
     "exp_name": "it is the variant's name", "cuda": "use --gpus-per-run", "resume": "the same command again goes on",
     "evaluate": "every run is evaluated at its end", "help": "ask the script",
 }  # fmt: skip
-NEEDED = {*RESERVED, "eval_workers"} - {"exp_name", "help"}  # of the arguments of an own script; the default of exp_name is code
+NEEDED = {*RESERVED} - {"exp_name", "help"}  # arguments of an own script; exp_name, whose default is code, aside
 
 
 @dataclass
@@ -85,7 +85,7 @@ def own_scripts(options: Options) -> list[tuple[str, str, str]]:
             raise UserError(f"{path} cannot be read as a Python script: {getattr(error, 'strerror', None) or error}.") from None
         if missing := sorted(NEEDED - defaults.keys()):
             raise UserError(f"{path} has no argument {', '.join(missing)} in a class Args; start from a copy of a script here.")
-        found[defaults.get("exp_name", path.stem), sha256(path)] = str(path)
+        found[defaults.get("exp_name") or path.stem, sha256(path)] = str(path)
     taken = {name: flags or sha256(script) for name, (_, script, flags) in experiments.VARIANTS.items()}
     own, names = [], [name for name, _ in found]
     for (name, digest), path in found.items():
@@ -117,16 +117,18 @@ def make_jobs(options: Options, for_all: dict[str, str]) -> list[dict]:
                 if options.variants and variant in known and variant not in options.variants:
                     continue
                 defaults = script_defaults(script)
-                shared = {name: value for name, value in given(common).items() if name in defaults}  # an own script may lack some
-                steps = options.total_timesteps or shared.get("total_timesteps") or defaults.get("total_timesteps")
+                # A script may lack what an experiment sets for all of its runs, or what only says how a run is done.
+                settings = {key: value for key, value in given(common).items() if key in defaults} | given(flags)
+                settings |= {key: value for key, value in for_all.items() if key in defaults or key not in HARMLESS}
+                steps = options.total_timesteps or settings.get("total_timesteps") or defaults.get("total_timesteps")
                 steps = int(steps or experiments.of_environment(experiments.STEPS, env_id))
                 name = f"{env_id}__{variant}{suffix}__{seed}".replace("/", "_").replace(":", "_")
                 if len(name) > 200:
                     raise UserError(f"the run name {name} has more than 200 characters; give fewer arguments after --.")
-                settings = {**shared, **given(flags), **for_all, "total_timesteps": str(steps)}
-                settings |= {"env_id": env_id, "seed": str(seed), "exp_name": variant + suffix}
-                settings["cuda"] = str(options.gpus_per_run > 0)
-                settings.setdefault("eval_workers", str(max(1, options.cpus_per_run // 2)))
+                settings |= {"total_timesteps": str(steps), "env_id": env_id, "seed": str(seed), "exp_name": variant + suffix,
+                             "cuda": str(options.gpus_per_run > 0)}  # fmt: skip
+                if "eval_workers" in defaults:
+                    settings.setdefault("eval_workers", str(max(1, options.cpus_per_run // 2)))
                 run_dir = options.run_root.resolve() / name
                 arguments = ["--run-root", str(run_dir.parent), "--run-name", name]
                 for field, value in settings.items():
@@ -156,7 +158,7 @@ def check_existing(job: dict, for_all: dict[str, str]) -> str | None:
         other = name in saved and differs(saved[name], value)
         if other and (name not in (*HARMLESS, "total_timesteps") or (name == "cuda" and saved["cuda"] is not None)):
             raise UserError(f"{run_dir} was made with {name} {saved[name]}, and this grid wants {value}; {away}")
-    late = [name for name, value in for_all.items() if name in HARMLESS and differs(saved.get(name), value)]
+    late = [name for name in for_all if name in HARMLESS and name in settings and differs(saved.get(name), settings[name])]
     if saved.get("total_timesteps", 0) > job["steps"] and last_step(job["run_dir"], "eval.csv") < saved["total_timesteps"]:
         late.append(f"total_timesteps ({saved['total_timesteps']:,})")
     return f"{run_dir} keeps the {', '.join(late)} that it began with." if late and not is_done(job) else None

@@ -183,7 +183,7 @@ def test_every_experiment_is_what_the_paper_ran(tmp_path, monkeypatch, capsys):
     (("--run-root", "broken"), "has no readable config.json"),
     (("--", "--gamma", "1" * 200), "has more than 200 characters"),
     (("--scripts", "missing.py"), "missing.py cannot be read as a Python script: No such file or directory"),
-    (("--scripts", "file"), "has no argument cuda, env_id, eval_workers, evaluate, resume,"),
+    (("--scripts", "file"), "has no argument cuda, env_id, evaluate, resume, run_name, run_root, seed, total_timesteps"),
     (("--scripts", "broken.py"), "broken.py cannot be read as a Python script: expected ':'"),
 ])  # fmt: skip
 def test_wrong_arguments(tmp_path, call, arguments, sentence):
@@ -237,6 +237,7 @@ def test_names_of_own_scripts(tmp_path, call):
     other = own_copy(tmp_path / "a/my_rac.py", "gamma: Share = 0.99", "gamma: Share = 0.9")
     own = own_copy(tmp_path / "my_rac.py", "total_timesteps: PositiveInt | None = None", "total_timesteps: PositiveInt = 7000")
     own_copy(tmp_path / "named.py", "exp_name: str = Path(__file__).stem", 'exp_name: str = "mine"')
+    own_copy(tmp_path / "simple.py", "    capture_video: bool = False", "    video: bool = False")
     edited = own_copy(tmp_path / "rac_sac.py", "tau: Share = 0.005", "tau: Share = 0.01")
 
     def names(*arguments: str) -> dict[str, list[str]]:
@@ -253,6 +254,8 @@ def test_names_of_own_scripts(tmp_path, call):
                    "--env-ids", "Hopper-v4")  # fmt: skip
     assert list(beside) == ["Hopper-v4__rac_sac__1", f"Hopper-v4__rac_sac-{edited[:8]}__1"]  # the repository's own is the variant
     assert all(words[words.index("--bias-frequency") + 1] == "10000" for words in beside.values())
+    simple = names("--scripts", "simple.py", "named.py", "--", "--capture-video")  # says how a run is done: not for all scripts
+    assert ["--capture-video" in words for words in simple.values()] == [False, True]
     assert "give --experiment, which --variants belong to, or --scripts" in call(tmp_path, code=2)[1]
 
 

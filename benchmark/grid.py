@@ -161,7 +161,8 @@ def run_grid(options, jobs: list[dict]) -> int:
     import ray
 
     # A Ray worker that ends kills its children at once; ours get SIGTERM instead and write their checkpoints.
-    local = {"address": "local", "include_dashboard": False, "_system_config": {"kill_child_processes_on_worker_exit": False}}
+    system = {"kill_child_processes_on_worker_exit": False, "task_oom_retries": options.retries}
+    local = {"address": "local", "include_dashboard": False, "_system_config": system}
     wandb = {name: value for name, value in os.environ.items() if name.startswith("WANDB_")}  # for workers started elsewhere
     address = {"address": options.address, "runtime_env": {"env_vars": wandb}} if options.address else local
     try:

@@ -16,6 +16,7 @@ product; a peer's ratio is to the first script's floor. Burn-in and compilation 
 
 import dataclasses
 import math
+import shlex
 import statistics
 import subprocess
 import sys
@@ -141,7 +142,8 @@ class Peer:
         command = [options.peer_python, str(Path(__file__).with_name("peer_sbx.py")), "--env-id", options.env_id]
         for name in ("utd", "num_critics", "batch_size", "hidden_dim"):
             command += ["--" + name.replace("_", "-"), str(getattr(options, name))]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        self.process = subprocess.Popen(command, text=True, **pipes)
         self.blocks, self.measured = {"update": [], "loop": []}, {}
 
     def time_updates(self, steps: int) -> float:
@@ -150,7 +152,7 @@ class Peer:
             print(steps, file=self.process.stdin, flush=True)
             return float(self.process.stdout.readline())
         except (ValueError, BrokenPipeError):
-            fail("the peer does not run; give --peer-python an interpreter with requirements-peer.txt.")
+            fail(f"the peer does not run; `{shlex.join(self.process.args[:2])}` says why; it needs requirements-peer.txt.")
 
 
 def measure(options: Options, programs: list, rates: list[float]) -> None:

@@ -131,9 +131,9 @@ def differs(saved, wanted) -> bool:
 
 @functools.cache
 def script_defaults(script: str) -> dict:
-    """The defaults of a script's arguments, from its source: importing it would import torch."""
+    """The defaults in a script's class Args, {} without one, from its source: importing it would import torch."""
     tree = ast.parse((ROOT / script).read_text())
-    fields = next(node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Args")
+    fields = next((node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Args"), [])
     found = {}
     for node in fields:
         if isinstance(node, ast.AnnAssign):

@@ -1,46 +1,86 @@
-"""The measurements of benchmark/ run from the command line and say what they measured."""
+"""The measurements of benchmark/speed/ run from the command line and say what they measured."""
 
+import csv
 import itertools
 import json
 import subprocess
 import sys
 
 import pytest
-from conftest import ROOT, SCRIPTS
+from conftest import ROOT, SCRIPTS, environment
 
-SIZES = "--env-id Hopper-v4 --no-compile --hidden-dim 8 --num-critics 2 --batch-size 8 --utd 2 --repeats 1".split()
+SIZES = "--env-id Hopper-v4 --hidden-dim 8 --num-critics 2 --batch-size 8 --utd 2 --repeats 1".split()
 
 
-def run(program, *arguments, folder):
-    result = subprocess.run([sys.executable, str(ROOT / "benchmark" / program), *arguments], cwd=folder, capture_output=True,
-                            text=True, timeout=300)  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+def run(program, *arguments, folder, code=0):
+    command = [sys.executable, str(ROOT / "benchmark/speed" / program), *arguments]
+    result = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=500)
+    assert result.returncode == code, result.stderr
+    return result.stdout if code == 0 else result.stderr
+
+
+def results(path, name):
+    """The JSON file, after a look at the CSV file beside it: the same rows, each with the machine."""
+    result = json.loads((path / f"{name}.json").read_text())
+    with open(path / f"{name}.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(result["rows"]) and not list(path.glob("*.tmp"))
+    for row, wanted in zip(rows, result["rows"], strict=True):
+        assert result["machine"].items() <= row.items() and {"commit", "torch", "processor", "time"} <= row.keys()
+        assert all(str(wanted[key]) == value for key, value in row.items() if key in wanted)
+    return result
 
 
 def test_throughput_of_all_scripts(tmp_path):
-    out = run("throughput.py", *SIZES, "--scripts", *SCRIPTS, "--json", "out.json", folder=tmp_path)
-    result = json.loads((tmp_path / "out.json").read_text())
-    assert set(result["blocks"]) == set(SCRIPTS) and "matrix floor" in out
-    for name, measured in result["blocks"].items():
-        parts = measured["split_seconds"]
-        assert name in out and measured["over_floor"] > 1 and len(measured["seconds"]) == 1
+    flags = ("--modes", "eager", "--matmul-precision", "auto", "highest", "--loop-steps", "20")
+    out = run("throughput.py", *SIZES, *flags, "--scripts", *SCRIPTS, "--out", "out", folder=tmp_path)
+    result = results(tmp_path / "out", "throughput")
+    programs = [(row["script"], row["matmul_precision"]) for row in result["rows"]]
+    assert programs == list(itertools.product(SCRIPTS, ("auto", "highest"))) and "matrix floor" in out
+    for row in result["rows"]:
+        parts = row["parts_seconds"]
+        assert f"{row['script']} eager {row['matmul_precision']}" in out
+        assert row["over_floor"] > 1 and len(row["update_seconds"]) == len(row["loop_seconds"]) == 1
+        assert row["precision_used"] == "highest" or row["matmul_precision"] == "auto"
+        assert row["update_ms"] == pytest.approx(1e3 * row["update_seconds"][0]) and row["loop_ms"] > 0
         assert all(seconds > 0 for seconds in parts.values()) and parts["critic updates"] > parts["storing"]
-        assert 0 < measured["host_seconds"] < 1
     # 2 * batch * (utd * (4 * critic - first layer + actor) + actor update + fresh actions), by hand for Hopper and RAC-SAC
     critic, actor = 2 * (15 * 8 + 8 * 8 + 8), 12 * 8 + 8 * 8 + 2 * 8 * 3
     flop = 2 * 8 * (2 * (4 * critic - 2 * 15 * 8 + actor) + 2 * critic + 3 * actor - 12 * 8 + actor)
-    assert result["floor_seconds"][0] * result["matrix_flop_per_second"][0] == pytest.approx(flop)
+    first = result["rows"][0]
+    assert first["update_seconds"][0] / first["over_floor"] * result["matrix_flop_per_second"][0] == pytest.approx(flop)
+
+
+def test_throughput_refuses_what_is_not_there(tmp_path):
+    for flags, sentence in ((("--scripts", "rac_sad"), "there is no script rac_sad.py"), (("--cuda", "True"), "no CUDA device"),
+                            (("--modes", "compile+graph"), "graphs need a GPU")):  # fmt: skip
+        error = run("throughput.py", *SIZES, *flags, folder=tmp_path, code=2)
+        assert error.startswith("error: ") and sentence in error and error.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_throughput_compiled(tmp_path):
+    """Eager and compiled in one process, at each precision: nothing is compiled too often."""
+    flags = "--modes eager compile --matmul-precision auto highest high medium --loop-steps 0 --no-split --out out".split()
+    run("throughput.py", *SIZES, *flags, folder=tmp_path)
+    rows = results(tmp_path / "out", "throughput")["rows"]
+    assert len(rows) == 8 and all(row["loop_ms"] == "" and row["update_ms"] > 0 for row in rows)
+
+
+@pytest.mark.slow
+def test_evaluation_cost(tmp_path):
+    out = run("evaluation_cost.py", "--env-ids", "Hopper-v4", "--rounds", "1", "--policies", "1", folder=tmp_path)
+    assert "core-s per evaluation" in out and "median ratio" in out
 
 
 @pytest.mark.slow
 @pytest.mark.benchmark
 def test_sweep_draws_its_plot(tmp_path):
     pytest.importorskip("matplotlib", reason="benchmark/requirements.txt is not installed")
-    out = run("throughput.py", *SIZES, "--sweep", "--json", "out.json", "--plot", "cost.png", folder=tmp_path)
-    rows = json.loads((tmp_path / "out.json").read_text())["sweep"]
+    out = run("sweep.py", *SIZES, "--no-compile", "--out", "out", "--plot", "cost.png", folder=tmp_path)
+    rows = results(tmp_path / "out", "sweep")["rows"]
     assert [(r["varied"], r["value"]) for r in rows] == [
         *(("utd", v) for v in (1, 5, 10, 20)), *(("num_critics", v) for v in (2, 5, 10, 20)),
         *(("batch_size", v) for v in (256, 512, 1024))]  # fmt: skip
     assert all(a["gflop"] < b["gflop"] for a, b in itertools.pairwise(rows) if a["varied"] == b["varied"])
-    assert "x the given sizes" in out and (tmp_path / "cost.png").read_bytes().startswith(b"\x89PNG")
+    assert "x floor" in out and (tmp_path / "cost.png").read_bytes().startswith(b"\x89PNG")

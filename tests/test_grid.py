@@ -1,5 +1,6 @@
 """benchmark/run.py as users meet it: real Ray, real scripts, real kills."""
 
+import hashlib
 import importlib
 import json
 import os
@@ -16,6 +17,7 @@ from conftest import ROOT, environment, last_step, wait_until, without_wall_cloc
 
 sys.path.insert(0, str(ROOT / "benchmark"))
 import experiments
+import job
 import run as grid
 
 
@@ -129,7 +131,8 @@ def test_every_experiment_is_what_the_paper_ran(tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(
             sys, "argv", ["run.py", "--experiment", experiment, "--seeds", "2", "--dry-run", "--run-root", str(tmp_path)]
         )
-        grid.main()
+        with pytest.raises(SystemExit, match="0"):
+            grid.main()
         changed = {}
         for line in capsys.readouterr().out.splitlines():
             words = shlex.split(line)
@@ -178,6 +181,10 @@ def test_every_experiment_is_what_the_paper_ran(tmp_path, monkeypatch, capsys):
     (("--run-root", "other"), "was made with utd 7, and this grid wants 1"),
     (("--run-root", "file"), "run_root file is not a folder"),
     (("--run-root", "broken"), "has no readable config.json"),
+    (("--", "--gamma", "1" * 200), "has more than 200 characters"),
+    (("--scripts", "missing.py"), "missing.py cannot be read as a Python script: No such file or directory"),
+    (("--scripts", "file"), "has no argument cuda, env_id, evaluate, resume, run_name, run_root, seed, total_timesteps"),
+    (("--scripts", "broken.py"), "broken.py cannot be read as a Python script: expected ':'"),
 ])  # fmt: skip
 def test_wrong_arguments(tmp_path, call, arguments, sentence):
     for root, content in (
@@ -189,6 +196,7 @@ def test_wrong_arguments(tmp_path, call, arguments, sentence):
         (tmp_path / root / NAME.format(1) / "config.json").write_text(content)
         (tmp_path / root / NAME.format(1) / "checkpoint.pt").touch()
     (tmp_path / "file").touch()
+    (tmp_path / "broken.py").write_text("class Args\n")
     out, err = call(tmp_path, *ONE, "--seeds", "1", *arguments, code=2)
     assert out == "" and err.startswith("error: ") and sentence in err and err.count("\n") == 1
 
@@ -215,33 +223,73 @@ def test_names_and_warnings_of_a_dry_run(tmp_path, call):
     assert experiments.label("smoke_rac_sac+gamma_1e+0") == "RAC-SAC (tiny, gamma 1e+0)"
 
 
-@pytest.mark.parametrize("body, code, message", [
-    ("print('error: no such thing'); sys.exit(2)", 2, "exit code 2: error: no such thing"),
-    ("run_dir.mkdir(); (run_dir / 'checkpoint.pt').touch(); print('error: it exists already'); sys.exit(2)", 1,
+def own_copy(path: Path, old: str, new: str) -> str:
+    """An edited copy of rac_sac.py; returns its SHA-256."""
+    source = (ROOT / "rac_sac.py").read_text()
+    assert source.count(old) == 1
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(source.replace(old, new))
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_names_of_own_scripts(tmp_path, call):
+    """The exp_name of the script, with its hash where another file has the same; beside an experiment or alone."""
+    other = own_copy(tmp_path / "a/my_rac.py", "gamma: Share = 0.99", "gamma: Share = 0.9")
+    own = own_copy(tmp_path / "my_rac.py", "total_timesteps: PositiveInt | None = None", "total_timesteps: PositiveInt = 7000")
+    own_copy(tmp_path / "named.py", "exp_name: str = Path(__file__).stem", 'exp_name: str = "mine"')
+    own_copy(tmp_path / "simple.py", "    capture_video: bool = False", "    video: bool = False")
+    edited = own_copy(tmp_path / "rac_sac.py", "tau: Share = 0.005", "tau: Share = 0.01")
+
+    def names(*arguments: str) -> dict[str, list[str]]:
+        out, _ = call(tmp_path, "--seeds", "1", "--dry-run", *arguments)
+        commands = [shlex.split(line) for line in out.splitlines()]
+        return {words[words.index("--run-name") + 1]: words for words in commands}
+
+    assert list(names("--scripts", "my_rac.py", "named.py")) == ["Hopper-v4__my_rac__1", "Hopper-v4__mine__1"]
+    two = names("--scripts", "my_rac.py", "a/my_rac.py", "my_rac.py", "--env-ids", "Humanoid-v4", "--", "--utd", "5")
+    assert list(two) == [f"Humanoid-v4__my_rac-{digest[:8]}+utd_5__1" for digest in (own, other)]
+    steps = [words[words.index("--total-timesteps") + 1] for words in two.values()]
+    assert steps == ["7000", "1000000"] and all(words[words.index("--utd") + 1] == "5" for words in two.values())
+    beside = names("--experiment", "variants", "--variants", "rac_sac", "--scripts", str(ROOT / "rac_sac.py"), "rac_sac.py",
+                   "--env-ids", "Hopper-v4")  # fmt: skip
+    assert list(beside) == ["Hopper-v4__rac_sac__1", f"Hopper-v4__rac_sac-{edited[:8]}__1"]  # the repository's own is the variant
+    assert all(words[words.index("--bias-frequency") + 1] == "10000" for words in beside.values())
+    simple = names("--scripts", "simple.py", "named.py", "--", "--capture-video")  # says how a run is done: not for all scripts
+    assert ["--capture-video" in words for words in simple.values()] == [False, True]
+    assert "give --experiment, which --variants belong to, or --scripts" in call(tmp_path, code=2)[1]
+
+
+def test_a_reader_that_has_read_enough(tmp_path):
+    """`--dry-run | head` ends without a traceback."""
+    process = start(tmp_path, "--experiment", "main", "--seeds", "200", "--dry-run")
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(100) == 0 and process.stderr.read() == ""
+
+
+@pytest.mark.parametrize("body, stays_wrong, message", [
+    ("print('error: no such thing'); sys.exit(2)", True, "exit code 2: error: no such thing"),
+    ("run_dir.mkdir(); (run_dir / 'checkpoint.pt').touch(); print('error: it exists already'); sys.exit(2)", False,
      "it exists already"),  # made by a dying process
-    ("print('error: x is in use by another process.'); sys.exit(2)", 1, "in use by another process"),
-    ("raise ValueError('so it is')", 1, "exit code 1: ValueError: so it is"),
-    ("os.kill(os.getpid(), 9)", 1, "killed by signal 9"),
-    ("pass", 1, "exit code 0, but the run is not finished"),
+    ("print('error: x is in use by another process.'); sys.exit(2)", False, "in use by another process"),
+    ("raise ValueError('so it is')", False, "exit code 1: ValueError: so it is"),
+    ("os.kill(os.getpid(), 9)", False, "killed by signal 9"),
+    ("pass", False, "exit code 0, but the run is not finished"),
 ])  # fmt: skip
-def test_how_an_attempt_ends(tmp_path, body, code, message):
+def test_how_an_attempt_ends(tmp_path, body, stays_wrong, message):
     """An attempt always ends, and says how; old messages in the log are not its own."""
     pytest.importorskip("filelock")
     run_dir, script = tmp_path / "run", tmp_path / "script.py"
     script.write_text(f"import os, pathlib, sys\nrun_dir = pathlib.Path({str(run_dir)!r})\n{body}\n")
     (tmp_path / "run.log").write_text("error: of an earlier attempt\n")
-    result = grid.run_job(
-        {
-            "run_dir": str(run_dir),
-            "script": str(script),
-            "arguments": [],
-            "attempt": 0,
-            "cpus": 1,
-            "steps": 5,
-            "stop_file": str(tmp_path / "stop"),
-        }
-    )
-    assert result["code"] == code and message in result["message"]
+    wanted = {"run_dir": str(run_dir), "script": str(script), "arguments": [], "cpus": 1, "steps": 5, "evaluates": True,
+              "driver": "--- test: ", "stop_file": str(tmp_path / "stop")}  # fmt: skip
+    if stays_wrong:
+        assert job.run_job(wanted) == message
+    else:  # what another attempt may mend is raised, for Ray to retry
+        with pytest.raises(RuntimeError, match=message):
+            job.run_job(wanted)
+        assert re.search(rf"^--- test: failed: .*{message}", (tmp_path / "run.log").read_text(), re.M)
 
 
 @needs_ray
@@ -261,6 +309,25 @@ def test_a_grid_of_tiny_runs(tmp_path):
     report = [sys.executable, str(ROOT / "benchmark/report.py"), "runs", "--bootstrap", "20"]
     result = subprocess.run(report, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert "2 runs, 0 warnings" in result.stdout and "RAC-SAC (tiny)" in (tmp_path / "report/report.md").read_text()
+
+
+@needs_ray
+def test_a_grid_of_an_own_script(tmp_path):
+    """Its runs are its own, finished ones are left alone, and another version of the file does not go on with them."""
+    digest = own_copy(tmp_path / "my_rac.py", "gamma: Share = 0.99", "gamma: Share = 0.9")
+    flags = experiments.TINY.replace("--total-timesteps 500 ", "").split()
+    command = ("--scripts", "my_rac.py", "--env-ids", "InvertedPendulum-v4", "--seeds", "1", "--total-timesteps", "500", "--",
+               *flags)  # fmt: skip
+    out, _ = run(tmp_path, *command)
+    (run_dir,) = (path for path in (tmp_path / "runs").iterdir() if path.is_dir())
+    assert run_dir.name.startswith("InvertedPendulum-v4__my_rac+") and f"done: {run_dir.name}" in out
+    config = json.loads((run_dir / "config.json").read_text())
+    assert (config["script"], config["script_sha256"], config["args"]["gamma"]) == ("my_rac", digest, 0.9)
+    assert config["args"]["exp_name"] in run_dir.name and (run_dir / "evaluate.csv").exists()
+    assert "1 of 1 runs are finished already" in run(tmp_path, *command)[0]
+    own_copy(tmp_path / "my_rac.py", "gamma: Share = 0.99", "gamma: Share = 0.8")
+    out, err = run(tmp_path, *command, code=2)
+    assert out == "" and "was made with another my_rac.py than" in err and err.count("\n") == 1
 
 
 @needs_ray

@@ -57,7 +57,8 @@ def test_every_argument_is_used(name):
 def test_benchmark_readme_is_up_to_date():
     """Its table of costs is what cost.py prints, every experiment has its command, and every flag named is one."""
     readme = (ROOT / "benchmark/README.md").read_text()
-    table = subprocess.run([sys.executable, str(ROOT / "benchmark/cost.py")], capture_output=True, text=True, check=True).stdout
+    command = [sys.executable, str(ROOT / "benchmark/speed/cost.py")]
+    table = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert table.count("\n") > 10 and table in readme
     source = (ROOT / "benchmark/experiments.py").read_text()
     names = [name for name in re.findall(r'^    "(\w+)": \(', source[source.index("SWEEPS =") :], re.M) if name != "smoke"]

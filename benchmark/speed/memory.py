@@ -1,6 +1,6 @@
 """Whether memory grows over a long run: train 100 000 steps with tiny networks and record the program's resident memory.
 
-    python benchmark/memory.py
+    python benchmark/speed/memory.py
 
 Prints resident memory at ten points of the run, evaluation workers included, and exits with 1 if the last is more than 2 %
 above the one at a fifth of the run, when replay, compiled code and workers are all there.
@@ -18,12 +18,9 @@ import tyro
 
 @dataclass
 class Options:
-    script: str = "rac_sac"
-    """the script to run"""
-    env_id: str = "Hopper-v4"
-    """the environment"""
-    steps: int = 100_000
-    """environment steps"""
+    script: str = "rac_sac"  # the script to run
+    env_id: str = "Hopper-v4"  # the environment
+    steps: int = 100_000  # environment steps
 
 
 def resident(pid: int) -> int:
@@ -42,7 +39,7 @@ def resident(pid: int) -> int:
 def main() -> int:
     options = tyro.cli(Options, description=__doc__)
     with tempfile.TemporaryDirectory() as root:
-        script = Path(__file__).resolve().parent.parent / f"{options.script}.py"
+        script = Path(__file__).resolve().parent.parent.parent / f"{options.script}.py"
         command = [sys.executable, str(script), "--run-root", root, "--run-name", "run"]
         command += f"""--env-id {options.env_id} --total-timesteps {options.steps} --learning-starts 1000 --q-lr-warmup-end 1000
             --buffer-size 5000 --batch-size 32 --hidden-dim 8 --num-critics 2 --utd 1 --eval-frequency 2000 --eval-episodes 2

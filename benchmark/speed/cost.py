@@ -1,12 +1,15 @@
 """What each experiment costs, computed from measured speed; prints the table of benchmark/README.md.
 
-python benchmark/cost.py --seeds 8
-python benchmark/cost.py --seeds 8 --gpu-steps-per-second 100
+python benchmark/speed/cost.py --seeds 8
+python benchmark/speed/cost.py --seeds 8 --gpu-steps-per-second 100
 """
 
 import itertools
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import tyro
 from experiments import EXPERIMENTS, STEPS, members, of_environment, short_name
 
@@ -15,17 +18,15 @@ from experiments import EXPERIMENTS, STEPS, members, of_environment, short_name
 CORES = 2
 MEASURED = {"Humanoid": (0.4489, 85.7, 714.0e-6), "Ant": (0.2378, 51.3, 427.6e-6), "Walker2d": (0.2676, 36.9, 307.4e-6),
             "Hopper": (0.2804, 26.0, 217.0e-6)}  # fmt: skip
-# Relative cost of a step, by throughput.py --sweep of the same day; between the measured values along a straight line.
+# Relative cost of a step, by sweep.py of the same day; between the measured values along a straight line.
 RELATIVE = {"utd": {1: 0.09, 5: 0.27, 10: 0.54, 20: 1.0}, "num_critics": {2: 0.24, 5: 0.58, 10: 1.0}}
 RANDOM_STEPS, EVAL_FREQUENCY, BIAS_FREQUENCY, BIAS_STEPS, POLICIES = 5000, 1000, 10_000, 600_000, 12
 
 
 @dataclass
 class Options:
-    seeds: int = 8
-    """runs of each variant in each environment"""
-    gpu_steps_per_second: float = 100.0
-    """steps per second of training on one GPU, which benchmark/throughput.py measures on yours; the same for any UTD and N"""
+    seeds: int = 8  # runs of each variant in each environment
+    gpu_steps_per_second: float = 100.0  # of training on a GPU, measured by throughput.py; the same for any UTD and N
 
 
 def relative(argument: str, value: float) -> float:
@@ -56,9 +57,8 @@ def run_cost(env_id: str, script: str, flags: str) -> tuple[float, float, float]
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
     rate = options.gpu_steps_per_second
-    print(
-        f"| experiment | redraws | runs | CPU: core-hours | GPU: GPU-hours at {rate:g} steps/s | and core-hours of evaluation |"
-    )
+    gpu = f"GPU: GPU-hours at {rate:g} steps/s"
+    print(f"| experiment | redraws | runs | CPU: core-hours | {gpu} | and core-hours of evaluation |")
     print("|---|---|---|---|---|---|")
     for experiment, (what, _, env_ids, _) in EXPERIMENTS.items():
         if experiment == "smoke":

@@ -1,0 +1,148 @@
+"""One run of a grid: what its run directory says of it, and how a Ray worker brings it to its end."""
+
+import csv
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+
+class UserError(Exception):
+    """A mistake of the user: shown as one sentence, exit code 2."""
+
+
+def last_row(run_dir: str, name: str) -> dict[str, str]:
+    """The last whole row of a run's CSV file, which may be growing; {} before there is one."""
+    path = Path(run_dir) / name
+    try:
+        with open(path, "rb") as file:
+            header = file.readline().decode().strip().split(",")
+            file.seek(max(file.tell(), os.path.getsize(path) - 65536))
+            lines = file.read().split(b"\n")[:-1]  # what follows the last newline is not whole
+        return dict(zip(header, next(csv.reader([lines[-1].decode()])), strict=True)) if lines and lines[-1] else {}
+    except (OSError, ValueError):
+        return {}
+
+
+def number(row: dict[str, str], name: str, otherwise: float | None = 0.0) -> float | None:
+    """A cell of a CSV file that may be empty or missing."""
+    try:
+        return float(row.get(name, ""))
+    except ValueError:
+        return otherwise
+
+
+def last_step(run_dir: str, name: str) -> int:
+    """The step in the last whole row of a run's CSV file, 0 before there is one."""
+    return int(number(last_row(run_dir, name), "global_step"))
+
+
+def read_config(run_dir: str) -> dict | None:
+    """The arguments in a run directory's config.json, with script and script_sha256; None where there is no readable one."""
+    try:
+        config = json.loads((Path(run_dir) / "config.json").read_text())
+        return {**config["args"], "script": config["script"], "script_sha256": config.get("script_sha256", "")}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def is_done(job: dict) -> bool:
+    """Trained as far as the grid asks and, by a script that can, its final policies evaluated on fresh episodes."""
+    names = ("eval.csv", "evaluate.csv") if job["evaluates"] else ("eval.csv",)
+    return all(last_step(job["run_dir"], name) >= job["steps"] for name in names)
+
+
+def training_command(job: dict, python: str = "python") -> list[str]:
+    """A fresh start, or going on from the checkpoint where there is one."""
+    saved = read_config(job["run_dir"])
+    if saved is None or not (Path(job["run_dir"]) / "checkpoint.pt").exists():
+        return [python, job["script"], *job["arguments"]]
+    steps = max(job["steps"], saved.get("total_timesteps") or 0)
+    return [python, job["script"], "--resume", job["run_dir"], "--total-timesteps", str(steps)]
+
+
+def run_job(job: dict) -> str:
+    """In a Ray worker: train (or go on), then evaluate; returns "" when done, or what is wrong and would stay wrong.
+
+    Raises RuntimeError for what another attempt may mend. The log has a line of each attempt, by which the driver follows it.
+    """
+    log = Path(job["run_dir"] + ".log")
+    log.parent.mkdir(parents=True, exist_ok=True)
+
+    def note(text: str) -> int:
+        with open(log, "a") as file:
+            file.write(f"\n{job['driver']}{text}\n")
+            return file.tell()
+
+    began = note(f"attempt on {socket.gethostname()}, {time.strftime('%Y-%m-%d %H:%M:%S')}")
+    try:
+        return attempt(job, log, began)
+    except Exception as error:
+        note(f"failed: {(str(error) or repr(error)).splitlines()[0]}")
+        raise
+
+
+def attempt(job: dict, log: Path, began: int) -> str:
+    """As run_job; what the script says goes into the log, from the position `began`."""
+    import filelock
+
+    run_dir, stop_file = Path(job["run_dir"]), Path(job["stop_file"])
+    if run_dir.exists():  # its process of before may still be writing its checkpoint
+        try:
+            with filelock.FileLock(run_dir / ".lock").acquire(timeout=120):
+                pass
+        except filelock.Timeout:
+            raise RuntimeError("the run directory is in use by another process") from None
+    fresh = not (run_dir / "checkpoint.pt").exists()
+    # A run that was trained to its end is resumed too: it ends at once, with the checkpoint that is then evaluated.
+    commands = [training_command(job, sys.executable), [sys.executable, job["script"], "--evaluate", job["run_dir"]]]
+    for command in commands[: 1 + job["evaluates"]]:
+        code = 1 if stop_file.exists() else run_process(command, log, job["cpus"], stop_file)
+        if code:
+            break
+    if stop_file.exists():
+        return "stopped"
+    if code < 0:
+        raise RuntimeError(f"killed by signal {-code}")
+    if code == 0 and not is_done(job):
+        raise RuntimeError("exit code 0, but the run is not finished")
+    if code == 0:
+        return ""
+    with open(log, "rb") as file:
+        file.seek(began)
+        lines = [line.strip("│ ") for line in file.read().decode(errors="replace").replace("\r", "\n").splitlines()]
+    lines = [line for line in lines if any(c.isalnum() for c in line)] or ["it said nothing"]
+    said = [line for line in lines if line.startswith(("error:", "Unrecognized"))] or lines
+    message = f"exit code {code}: {said[-1]}"
+    # Arguments stay wrong, but a directory that a dying process of this run has made or holds is fit for the next attempt.
+    if code == 2 and not (fresh and (run_dir / "checkpoint.pt").exists()) and "in use by another process" not in message:
+        return message
+    raise RuntimeError(message)
+
+
+def run_process(command: list[str], log: Path, threads: int, stop_file: Path) -> int:
+    """Run a command with its output appended to `log`; returns its exit code, minus the signal's number if it was killed.
+
+    It gets SIGTERM, on which a script writes its checkpoint, when this worker dies or stop_file appears: a file on the shared
+    storage reaches every node, and unlike an exception that is raised in the middle of other code it cannot be lost.
+    """
+    if shutil.which("setpriv"):  # of util-linux, on every Linux
+        command = ["setpriv", "--pdeathsig", "TERM", *command]
+    with open(log, "ab") as file:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
+                                   env={**os.environ, "OMP_NUM_THREADS": str(threads)})  # fmt: skip
+    try:
+        while process.poll() is None and not stop_file.exists():
+            time.sleep(0.3)
+    finally:  # Ray may also end a task by an exception
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(timeout=120)
+            except subprocess.TimeoutExpired:
+                process.kill()
+    return process.wait()

@@ -1,0 +1,239 @@
+"""Time an environment step of training with the scripts' own functions, beside this machine's matrix floor and a peer.
+
+    python benchmark/speed/throughput.py
+    python benchmark/speed/throughput.py --peer sbx --peer-python PATH
+    python benchmark/speed/throughput.py --scripts rac_sac rac_td3 vanilla_rac rac_itm \\
+        --matmul-precision auto highest high medium --out FOLDER
+    python benchmark/speed/throughput.py --cuda True --modes eager compile graph compile+graph --loop-steps 2000 --out FOLDER
+
+Timed are the updates alone (`Learner.update` on a replay of random numbers: sampling, the G critic updates, one actor and one
+temperature update), the whole loop (acting, simulator, storing, updates, with its share of evaluation in worker processes
+beside it, until both are done), and the parts of a step. All programs and the matrix floor take turns, block by block, so
+that a machine whose speed drifts does not favour one of them; ratios are medians over blocks that stood side by side. The
+floor is the updates' matrix products (FLOP from the shapes of the weights) at the best exact float32 rate of a batched
+product; a peer's ratio is to the first script's floor. Burn-in and compilation are not counted.
+"""
+
+import dataclasses
+import math
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from concurrent.futures import wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from measure import STEP, Sizes, about, fail, make_learner, matrix_rate, step_flop, synchronize, table, time_block, words, write
+
+import torch  # isort: skip (measure sets OpenMP up before)
+import tyro  # isort: skip
+
+PARTS = ("acting", "simulator", "storing", "sampling and hoisted pass", "critic updates", "actor and temperature", "other")
+
+
+@dataclass
+class Options(Sizes):
+    scripts: tuple[str, ...] = ("rac_sac",)  # the scripts to time
+    modes: tuple[Literal["eager", "compile", "graph", "compile+graph"], ...] = ()  # default: compile, on a GPU compile+graph
+    matmul_precision: tuple[Literal["auto", "highest", "high", "medium"], ...] = ("auto",)  # the scripts' --matmul-precision
+    repeats: int = 5  # blocks of at least a second, of which the median is taken
+    loop_steps: int = 100  # environment steps of a block of the whole loop, with the evaluation of as many; 0: no whole loop
+    split: bool = True  # also show where the time of a whole environment step goes
+    peer: Literal["none", "sbx"] = "none"  # also time SBX (JAX) SAC on the same work, in turn; see requirements-peer.txt
+    peer_python: str = sys.executable  # the Python interpreter that has the peer's packages
+    out: Path | None = None  # also write throughput.json, all that was measured, and throughput.csv into this folder
+
+
+class Program:
+    """A script in one mode at one precision."""
+
+    def __init__(self, script: str, mode: str, precision: str, options: Options):
+        self.choice = {"compile": mode.startswith("compile"), "cudagraphs": mode.endswith("graph"), "precision": precision}
+        self.module, self.env, self.learner = make_learner(script, options, **self.choice)
+        self.precision, self.flop, self.pool = torch.get_float32_matmul_precision(), step_flop(self.learner), None
+        self.name = {"script": script, "mode": mode, "matmul_precision": precision, "precision_used": self.precision}
+        self.title = f"{script} {mode} {precision}"
+        self.actor = {name: tensor.numpy() for name, tensor in self.learner.copy_of("actor").items()}
+        self.blocks, self.measured = {"update": [], "loop": []}, {}
+
+    def time_updates(self, steps: int) -> float:
+        """Seconds per environment step of the updates alone."""
+        torch.set_float32_matmul_precision(self.precision)
+        return time_block(self.learner, steps)
+
+    def time_loop(self, steps: int, act=None, step_env=None, store=None, update=None) -> float:
+        """Seconds per environment step of acting, simulator, storing and updates; the evaluations that fall into so many steps
+        are played beside them, by the policy before training, and are waited for."""
+        torch.set_float32_matmul_precision(self.precision)
+        learner, args, (obs, _), tasks = self.learner, self.learner.args, self.env.reset(seed=0), []
+        act, step_env, store = act or learner.act, step_env or self.env.step, store or learner.store
+        update, start = update or learner.update, time.perf_counter()
+        if self.pool:
+            conditions = self.module.eval_conditions(args)
+            episodes = max(1, round(len(conditions) * args.eval_episodes * steps / args.eval_frequency))
+            for i in range(0, episodes, args.eval_episodes):
+                seeds = list(range(min(args.eval_episodes, episodes - i)))
+                condition = conditions[i // args.eval_episodes % len(conditions)]
+                tasks.append(self.pool.submit(self.module.evaluate_one, args, seeds, self.actor, condition))
+        for step in range(steps):
+            action = act(obs)
+            next_obs, reward, terminated, truncated, _ = step_env(action)
+            store(step, obs, action, reward, terminated, next_obs)
+            learner.filled.fill_(len(learner.replay))
+            update(STEP)
+            obs = self.env.reset()[0] if terminated or truncated else next_obs
+        synchronize(learner.device)
+        for task in wait(tasks).done:
+            task.result()
+        return (time.perf_counter() - start) / steps
+
+    def split(self, steps: int) -> dict[str, float]:
+        """Seconds per environment step in each of PARTS, without evaluation and CUDA graphs, waiting for a GPU after each."""
+        learner, spent, begun = self.learner, dict.fromkeys(PARTS, 0.0), [0.0]
+        replaced = {name: vars(learner).pop(name) for name in ("act_graph", "update_graph", "prepare_targets", "update_critics",
+                    "update_actor", "update_temperature") if name in vars(learner)}  # fmt: skip
+        cudagraphs, learner.args.cudagraphs, learner.act_graph, learner.update_graph = learner.args.cudagraphs, False, None, None
+
+        def clocked(part: str, function, since_update_began: bool = False):
+            def call(*arguments):
+                start = begun[0] if since_update_began else time.perf_counter()
+                result = function(*arguments)
+                synchronize(learner.device)
+                spent[part] += time.perf_counter() - start
+                return result
+
+            return call
+
+        def update(step: int) -> None:
+            begun[0] = time.perf_counter()
+            learner.update(step)
+            synchronize(learner.device)
+
+        part_of = dict(zip(("prepare_targets", "update_critics", "update_actor", "update_temperature"), PARTS[3:6] + PARTS[5:6],
+                           strict=True))  # fmt: skip
+        for name in part_of.keys() & replaced.keys():
+            setattr(learner, name, clocked(part_of[name], replaced[name], since_update_began=name == "prepare_targets"))
+        clocks = clocked("acting", learner.act), clocked("simulator", self.env.step), clocked("storing", learner.store), update
+        pool, self.pool = self.pool, None
+        self.time_loop(2, *clocks)  # burn-in
+        spent.update(dict.fromkeys(PARTS, 0.0))
+        whole = self.time_loop(steps, *clocks)
+        vars(learner).update(replaced)
+        self.pool, learner.args.cudagraphs = pool, cudagraphs
+        parts = {part: seconds / steps for part, seconds in spent.items()}
+        return {**parts, "other": whole - sum(parts.values())}
+
+    def host_seconds(self, options: Options) -> float:
+        """Seconds per environment step of the same calls on the smallest tensors: what Python and dispatch cost."""
+        tiny = dataclasses.replace(options, num_critics=2, batch_size=8, hidden_dim=8)
+        _, _, learner = make_learner(self.name["script"], tiny, **{**self.choice, "cudagraphs": False})
+        return statistics.median([time_block(learner, 20) for _ in range(6)][1:])
+
+
+class Peer:
+    """SBX in a process of its own, which waits while others are timed."""
+
+    title, name = "sbx", {"script": "sbx", "mode": "jax", "matmul_precision": "", "precision_used": ""}
+
+    def __init__(self, options: Options):
+        command = [options.peer_python, str(Path(__file__).with_name("peer_sbx.py")), "--env-id", options.env_id]
+        for name in ("utd", "num_critics", "batch_size", "hidden_dim"):
+            command += ["--" + name.replace("_", "-"), str(getattr(options, name))]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        self.process = subprocess.Popen(command, text=True, **pipes)
+        self.blocks, self.measured = {"update": [], "loop": []}, {}
+
+    def time_updates(self, steps: int) -> float:
+        """Seconds per environment step."""
+        try:
+            print(steps, file=self.process.stdin, flush=True)
+            return float(self.process.stdout.readline())
+        except (ValueError, BrokenPipeError):
+            fail(f"the peer does not run; `{shlex.join(self.process.args[:2])}` says why; it needs requirements-peer.txt.")
+
+
+def measure(options: Options, programs: list, rates: list[float]) -> None:
+    """Time all programs in turn, round by round, into their `blocks`; the matrix rate of each round into `rates`."""
+    steps = []
+    for program in programs:
+        program.measured["first_update_seconds"] = program.time_updates(1)
+        steps.append(math.ceil(1 / program.time_updates(2)))
+    for repeat in range(options.repeats + 1):
+        rate = matrix_rate(options.device())
+        turns = [(program, "update", program.time_updates(count)) for program, count in zip(programs, steps, strict=True)]
+        if options.loop_steps:
+            turns += [(p, "loop", p.time_loop(options.loop_steps)) for p in programs if isinstance(p, Program)]
+        if repeat:  # the first round is burn-in
+            rates.append(rate)
+            for program, what, seconds in turns:
+                program.blocks[what].append(seconds)
+
+
+def milliseconds(blocks: list[float]) -> str:
+    """Median (smallest to largest), in ms."""
+    return f"{1e3 * statistics.median(blocks):.1f} ({1e3 * min(blocks):.1f} to {1e3 * max(blocks):.1f})" if blocks else "-"
+
+
+def report(programs: list, rates: list[float]) -> list[dict]:
+    """Print what was measured; returns a row for each program."""
+    rows, lines, first = [], [], programs[0]
+    for p in programs:
+        updates, loops, flop = p.blocks["update"], p.blocks["loop"], getattr(p, "flop", first.flop)
+        pairs = [own / other for own, other in zip(updates, first.blocks["update"], strict=True)]
+        p.measured |= {"over_floor": statistics.median(s * rate / flop for s, rate in zip(updates, rates, strict=True)),
+                       "times_of_first": statistics.median(pairs)}  # fmt: skip
+        rows.append({**p.name, "update_ms": 1e3 * statistics.median(updates), "update_ms_min": 1e3 * min(updates),
+                     "update_ms_max": 1e3 * max(updates), "loop_ms": 1e3 * statistics.median(loops) if loops else "",
+                     "loop_steps_per_second": 1 / statistics.median(loops) if loops else "", **p.measured,
+                     **{f"{what}_seconds": blocks for what, blocks in p.blocks.items()}})  # fmt: skip
+        lines.append((p.title, milliseconds(updates), f"{p.measured['over_floor']:.2f}",
+                      f"{p.measured['times_of_first']:.2f} ({min(pairs):.2f} to {max(pairs):.2f})", milliseconds(loops),
+                      rows[-1]["loop_steps_per_second"], p.measured["first_update_seconds"]))  # fmt: skip
+    lines.append(("matrix floor", milliseconds([first.flop / rate for rate in rates]), "1.00", *"    "))
+    print(table(("program", "updates, ms per step", "x floor", "x the first", "whole loop, ms per step", "steps/s",
+                 "first update, s"), lines))  # fmt: skip
+    print(f"matrix floor: {first.flop / 1e9:.1f} GFLOP at {max(rates) / 1e9:.0f} GFLOP/s at best", flush=True)
+    return rows
+
+
+def main() -> None:
+    options = tyro.cli(Options, description=__doc__)
+    device, learners, rates = options.device(), [], []
+    modes = options.modes or (("compile+graph",) if device.type == "cuda" else ("compile",))
+    if options.repeats < 1 or options.loop_steps < 0 or (device.type == "cpu" and any("graph" in mode for mode in modes)):
+        fail("repeats must be at least 1, loop_steps not negative, and graphs need a GPU.")
+    try:
+        learners = [Program(script, mode, precision, options) for script in options.scripts for mode in modes
+                    for precision in options.matmul_precision]  # fmt: skip
+    except ValueError as error:  # the script's own sentence
+        fail(str(error))
+    machine, env, args = about(device), learners[0].env, learners[0].learner.args
+    print(f"{options.env_id} ({env.obs_dim} observations, {env.action_dim} actions), UTD {options.utd}, N {options.num_critics}, "
+          f"batch {options.batch_size}, hidden {options.hidden_dim}, {args.eval_workers} evaluation workers\n"
+          f"{words(machine)}\n", flush=True)  # fmt: skip
+    programs = [*learners, Peer(options)] if options.peer == "sbx" else learners
+    with learners[0].module.Evaluator(args, list(range(args.eval_episodes))) as evaluator:
+        for program in learners:
+            program.pool = evaluator.pool
+        measure(options, programs, rates)
+    if options.peer == "sbx":
+        programs[-1].process.kill()
+    if options.split:
+        for program in learners:
+            program.measured["parts_seconds"] = program.split(30)
+        for program in learners:  # last: it makes new learners, on which compiled functions are forgotten
+            program.measured["parts_seconds"]["host"] = program.host_seconds(options)
+    rows = report(programs, rates)
+    if options.split:
+        print("\nwhere a step of the loop spends its time, ms, without evaluation; host: the updates on the smallest tensors")
+        print(table(("program", *PARTS, "host"), [(p.title, *(f"{1e3 * s:.2f}" for s in p.measured["parts_seconds"].values()))
+                                                  for p in learners]))  # fmt: skip
+    if options.out:
+        write(options.out, "throughput", machine, options, rows, matrix_flop_per_second=rates)
+
+
+if __name__ == "__main__":
+    main()

@@ -47,6 +47,8 @@ class Options:
     """bootstrap repetitions of the intervals"""
     published: tuple[str, ...] = ("SAC", "REDQ")
     """algorithms of benchmark/published to show beside these runs; without a name: none"""
+    note: str = ""
+    """a sentence to stand at the report's head"""
     publish: bool = False
     """also make a Weights & Biases report of the tracked runs; its specification is written to wandb_report.json"""
     entity: str | None = None
@@ -68,7 +70,7 @@ def build(options: Options, groups: list[Group], warned: list[str], warn) -> Doc
     main = [group for group in groups if id(group) not in in_panels]
     table1, table2 = paper_tables()
     scores, score_steps = score_matrices(main, table1, warn)
-    head(document, groups)
+    head(document, groups, options.note)
     if warned:
         document.heading("Warnings")
         document.list(warned)
@@ -102,7 +104,7 @@ def build(options: Options, groups: list[Group], warned: list[str], warn) -> Doc
     return document
 
 
-def head(document: Document, groups: list[Group]) -> None:
+def head(document: Document, groups: list[Group], note: str) -> None:
     """What this is, of which runs and commits, with what settings, in which words."""
     runs = [run for group in groups for run in group.runs]
     labels, env_ids = ({getattr(group, name) for group in groups} for name in ("label", "env_id"))
@@ -110,6 +112,8 @@ def head(document: Document, groups: list[Group]) -> None:
     commits = ", ".join(sorted({run.short_commit for run in runs}))
     document.text(f"{datetime.date.today()}: {count(len(runs), 'run')} of {count(len(labels), 'algorithm')} on "
                   f"{', '.join(sorted(env_ids, key=env_order))}, {unfinished} unfinished; commits {commits}.")  # fmt: skip
+    if note:
+        document.text(note)
     shared = ", ".join(f"{name} {value}" for name, value in shared_settings(runs).items())
     if shared:
         document.text(f"Settings of all runs beside those of their algorithms: {shared}. They are in no label below.")

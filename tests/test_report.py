@@ -182,7 +182,7 @@ def test_beside_published_results(tmp_path, report):
     for seed in (1, 2):
         curve = {step: step / 10 + seed for step in range(5000, 50_001, 1000)}
         make_run(root, "rac_sac", "Hopper-v4", seed, curve, fresh=4000 + seed)
-        make_run(root, "rac_sac+utd_5", "Hopper-v4", seed, {step: 7 for step in (16_666, 20_000)}, utd=5)
+        make_run(root, "rac_sac+tau_0.1", "Hopper-v4", seed, {16_666: 7, 20_000: 7}, tau=0.1)
         make_run(root, "mine", "Hopper-v4", seed, {16_000: 8, 16_100: 9, **({17_000: 9} if seed == 1 else {})})
     make_run(root, "rac_sac", "Hopper-v5", 1, {16_000: 8})
     _, _, text = report("runs", "--published", "REDQ", "XQC")
@@ -194,7 +194,7 @@ def test_beside_published_results(tmp_path, report):
     spread = np.std([1, 2], ddof=1)  # evaluations at 16 000, 33 000 and 50 000; none at 100 000, after the end
     assert [ours[step] for step in steps] == [*(f"{v + 1.5:,.0f} ± {spread:.0f}" for v in (1600, 3300, 5000)), "—", "—"]
     assert [fresh[step] for step in steps] == ["—", "—", f"4,002 ± {spread:.0f}", "—", "—"]
-    assert [rows["RAC-SAC (utd 5)", "best"][step] for step in steps[:2]] == ["7 ± 0", "—"]
+    assert [rows["RAC-SAC (tau 0.1)", "best"][step] for step in steps[:2]] == ["7 ± 0", "—"]
     assert rows["mine", "best"]["16,666"] == "—"  # 16 100 is five intervals back for the seed that ends there
     theirs = rows["REDQ (UTD 20), published", "its one policy"]
     used = (16_666, 33_332, 49_998, 99_996, 299_988)
@@ -210,7 +210,7 @@ def test_beside_published_results(tmp_path, report):
     assert ratio["RAC-SAC", "beta* on fresh episodes"]["50,000"] == f"{4001.5 / redq[49_998][0]:.2f}"
     assert ratio["XQC, published", "its one policy"]["300,000"] == f"{xqc[300_000][0] / redq[299_988][0]:.2f}"
     assert ratio["REDQ (UTD 20), published", "its one policy"]["16,666"] == "1.00"
-    assert ("RAC-SAC (utd 5)", "best") not in ratio  # other settings than those compared with
+    assert ("RAC-SAC (tau 0.1)", "best") not in ratio  # other settings than those compared with
 
     _, _, text = report("runs", "--published")
     assert not any("published" in r["algorithm"] for t in tables(text) if "algorithm" in t[0] for r in t)
@@ -273,7 +273,7 @@ def test_settings_that_all_runs_share_stand_once(tmp_path, report):
     make_run(root, "mine", "Hopper-v4", 1, {5000: 1, 6000: 2}, utd=20, batch_size=64)
     _, _, text = report("runs")
     ours = [r["algorithm"] for r in tables(text)[0] if "paper only" not in r["algorithm"]]
-    assert ours == ["RAC-SAC (utd 5)", "RAC-SAC (tau 0.1, utd 5)", "REDQ (utd 5)", "mine"] and "batch_size 64." in text
+    assert ours == ["RAC-SAC (tau 0.1, utd 5)", "RAC-SAC (utd 5)", "REDQ (utd 5)", "mine"] and "batch_size 64." in text
 
 
 def test_an_algorithm_without_a_family(tmp_path, report):

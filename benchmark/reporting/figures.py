@@ -15,7 +15,8 @@ import matplotlib.pyplot as plt
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")  # Okabe and Ito's
 LINES = ("-", "--", "-.", (0, (6, 1, 1, 1, 1, 1)))  # dotted lines have a meaning of their own
 STYLE = {"figure.dpi": 110, "font.size": 9, "axes.grid": True, "grid.alpha": 0.3, "axes.spines.top": False,
-         "axes.spines.right": False, "legend.frameon": False, "svg.hashsalt": "report"}  # fmt: skip
+         "axes.spines.right": False, "legend.frameon": False, "svg.hashsalt": "report",
+         "figure.constrained_layout.w_pad": 0.1, "figure.constrained_layout.h_pad": 0.08}  # fmt: skip
 WIDTH = 30  # letters of a label before it is broken
 
 
@@ -23,9 +24,9 @@ def wrapped(text: str) -> str:
     return textwrap.fill(text, WIDTH)
 
 
-def panels(env_ids: list[str], ylabel: str, width: float = 3.4, height: float = 2.7):
-    """Axes, one per environment, titled, at most four in a row; what they share is said at the left and the lower edge."""
-    columns = min(len(env_ids), 4 if len(env_ids) <= 4 else 3)
+def panels(env_ids: list[str], ylabel: str, width: float = 3.6, height: float = 2.6):
+    """Axes, one per environment, titled, two or three in a row; what they show is said at the left edge alone."""
+    columns = min(len(env_ids), 2 if len(env_ids) <= 4 else 3)
     rows = math.ceil(len(env_ids) / columns)
     size = (max(width * columns + 0.6, 5.5), height * rows)
     figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
@@ -45,6 +46,8 @@ def legend(figure, axes) -> None:
     entries = {wrapped(name): line for ax in axes for line, name in zip(*ax.get_legend_handles_labels(), strict=True)}
     if entries:
         columns = max(1, min(len(entries), int(figure.get_figwidth() / 2.2)))
+        lines = max(name.count("\n") + 1 for name in entries) * math.ceil(len(entries) / columns)
+        figure.set_figheight(figure.get_figheight() + 0.17 * lines)  # what the legend takes from the panels
         figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=columns)
 
 
@@ -84,7 +87,7 @@ def draw_curves(groups: list[Group], column: str, ylabel: str, names: dict[int, 
     for (env_id, name), lines in (published or {}).items():
         if env_id in env_ids:
             i, shown = algorithms.index(name), lines[lines.index <= ends[env_id]]
-            shade = plt.get_cmap("Greys")(0.85 - 0.45 * i / max(1, len(algorithms) - 1))
+            shade = plt.get_cmap("Greys")(0.9 - 0.4 * i / max(1, len(algorithms) - 1))
             look = {"color": shade, "linestyle": LINES[i % len(LINES)], "linewidth": 0.8, "zorder": 1.5}
             axes[env_ids.index(env_id)].plot(shown.index, shown["mean_return"], label=f"{name}, published",
                                              marker="." if len(shown) == 1 else None, **look)  # fmt: skip

@@ -179,7 +179,7 @@ def beside_published(groups: list[Group], names: tuple[str, ...]) -> tuple[Table
     notes = [
         "Mean ± sample standard deviation over seeds. A value at a step is that of the last evaluation at or before it, less "
         "than one evaluation interval earlier; nothing is interpolated, and a cell is empty where there is none or a seed has "
-        "not come so far. Published values are of one deterministic policy, averaged over the given number of seeds "
+        "not come so far. beta* was played on fresh episodes only at the step of a run's evaluate.csv. Published values are of one deterministic policy, averaged over the given number of seeds "
         "(benchmark/published/README.md)."
     ]
     if elsewhere:

@@ -34,36 +34,32 @@ def mean_std(values: np.ndarray) -> str:
 
 
 def final_return(groups: list[Group], paper: pd.DataFrame) -> Table:
-    rows, only = [], set()
+    rows = []
     for env_id in dict.fromkeys(group.env_id for group in groups):
         values = paper[paper["env"] == short_name(env_id)].set_index("algorithm")
-        mine = [group for group in groups if group.env_id == env_id]
-        for group in mine:
-            ours, name = at(group, group.last), paper_name(group, paper)
+        theirs = {name: {"paper": plus_minus(mean, std, 2), "paper's steps": number(steps)} for name, mean, std, steps in
+                  values[["mean_return", "std_return", "env_steps"]].itertuples()}  # fmt: skip
+        here = {id(group): paper_name(group, paper) for group in groups if group.env_id == env_id}
+        for group in [group for group in groups if group.env_id == env_id]:
+            name, ours = here[id(group)], at(group, group.last)
             row = {"environment": env_id, "algorithm": group.label, "seeds": len(group.runs), "steps": number(group.last),
-                   "return": mean_std(ours), "paper": NONE, "paper's steps": NONE, "difference": NONE}  # fmt: skip
-            if name in values.index:
-                theirs = values.loc[name]
-                row["paper"] = plus_minus(theirs["mean_return"], theirs["std_return"], 2)
-                row["paper's steps"] = number(theirs["env_steps"])
-                if same_setting(group) and group.last == theirs["env_steps"]:
-                    row["difference"] = f"{ours.mean() - theirs['mean_return']:+,.0f}"
+                   "return": mean_std(ours), **theirs.get(name, {})}  # fmt: skip
+            if name in values.index and same_setting(group) and group.last == values.loc[name, "env_steps"]:
+                row["difference"] = f"{ours.mean() - values.loc[name, 'mean_return']:+,.0f}"
             rows.append(row)
-        for name in [name for name in values.index if name not in [paper_name(group, paper) for group in mine]]:
-            theirs = values.loc[name]
-            only.add(name)
-            rows.append({"environment": env_id, "algorithm": f"{name} (paper only)", "seeds": NONE, "steps": NONE, "return": NONE,
-                         "paper": plus_minus(theirs["mean_return"], theirs["std_return"], 2),
-                         "paper's steps": number(theirs["env_steps"]), "difference": NONE})  # fmt: skip
+        rows += [{"environment": env_id, "algorithm": f"{name} (paper only)", **cells} for name, cells in theirs.items()
+                 if name not in here.values()]  # fmt: skip
+    columns = ("environment", "algorithm", "seeds", "steps", "return", "paper", "paper's steps", "difference")
+    frame = pd.DataFrame(rows, columns=columns, dtype=object).fillna(NONE)
     notes = [
         "Return at the last evaluation that all seeds have: mean ± sample standard deviation over seeds of the best policy's "
         "average over its episodes (the paper's protocol; the maximum over policies is biased upwards). A difference is given "
         "only at the paper's number of steps and with its settings; its environments are of version -v3."
     ]
-    if "MBPO" in only:
+    if "MBPO (paper only)" in set(frame["algorithm"]):
         notes.append("MBPO stays with the paper's numbers: no maintained implementation runs today (mbrl 0.2.0 needs gymnasium "
                      "0.26).")  # fmt: skip
-    return Table(pd.DataFrame(rows), notes)
+    return Table(frame, notes)
 
 
 def samples_to_return(groups: list[Group], paper: pd.DataFrame) -> Table:
@@ -118,20 +114,25 @@ def fresh_return(groups: list[Group]) -> Table:
     )
 
 
-def values_at(group: Group, step: int, fresh: bool) -> tuple[np.ndarray, set[int]] | None:
-    """The seeds' returns at a step, and the evaluations that they are of; None if a seed has none there (see last_before).
+def values_at(group: Group, step: int, fresh: bool) -> tuple[float, float, int, set[int]] | None:
+    """Mean and std of the seeds' returns at a step, their number, and the evaluations that they are of (see last_before).
 
-    fresh: of beta* on fresh episodes in place of the best policy of the evaluation.
+    None if a seed has none there. fresh: of beta* on fresh episodes in place of the best policy of the evaluation.
     """
-    used = [last_before(run.eval.index, step) for run in group.runs]
-    if None in used:
-        return None
-    if not fresh:
-        return np.array([run.eval[RETURN].loc[place] for run, place in zip(group.runs, used, strict=True)]), set(used)
-    best = [best_on_fresh(run) for run in group.runs]
-    if any(found is None or int(found.name) != place for found, place in zip(best, used, strict=True)):
-        return None
-    return np.array([found["return"] for found in best]), set(used)
+    values, used = [], set()
+    for run in group.runs:
+        place, best = last_before(run.eval.index, step), best_on_fresh(run)
+        if place is None or (fresh and (best is None or best.name != place)):
+            return None
+        values.append(best["return"] if fresh else run.eval[RETURN].loc[place])
+        used.add(place)
+    return np.mean(values), np.std(values, ddof=1) if len(values) > 1 else 0.0, len(values), used
+
+
+def published_at(curve: pd.DataFrame, step: int) -> tuple[float, float, int, set[int]] | None:
+    """The same of a published curve."""
+    place = last_before(curve.index, step)
+    return None if place is None else (*curve.loc[place, ["mean_return", "std_return", "seeds"]], {place})
 
 
 def with_rival(group: Group) -> bool:
@@ -142,52 +143,41 @@ def with_rival(group: Group) -> bool:
 
 def beside_published(groups: list[Group], names: tuple[str, ...]) -> tuple[Table, Table]:
     """Returns at STEPS, ours and published ones of the given algorithms; and their ratios to the published rival's."""
-    chosen, rivals = published_curves(names), published_curves((RIVAL,))
-    environments = sorted({env_id for env_id, _ in rivals} & {group.env_id for group in groups}, key=env_order)
+    rivals = {env_id: curve for (env_id, _), curve in published_curves((RIVAL,)).items()}
     returns, ratios, elsewhere = [], [], {}
-    for env_id in environments:
-        rival = next(curve for (where, _), curve in rivals.items() if where == env_id)
-
-        def add(head: dict, cells: dict, name: str, comparable: bool, rival=rival) -> None:
-            """A row of each table; cells: step -> (mean, std, seeds, evaluations used)."""
-            base = {step: last_before(rival.index, step) for step in STEPS}
-            row, ratio = ({**head, **{f"{step:,}": NONE for step in STEPS}} for _ in range(2))
-            for step, (mean, std, seeds, used) in cells.items():
-                row[f"{step:,}"] = plus_minus(mean, std, seeds)
-                if used != {step}:
-                    elsewhere.setdefault(name, set()).add(f"{', '.join(f'{place:,}' for place in sorted(used))} for {step:,}")
-                if comparable and base[step] is not None and rival.loc[base[step], "mean_return"] > 0:
-                    ratio[f"{step:,}"] = f"{mean / rival.loc[base[step], 'mean_return']:.2f}"
-            returns.append(row)
-            ratios.extend([ratio] if any(ratio[f"{step:,}"] != NONE for step in STEPS) else [])
-
+    for env_id in sorted(rivals.keys() & {group.env_id for group in groups}, key=env_order):
+        rival = {step: published_at(rivals[env_id], step) for step in STEPS}
+        sources = []  # (algorithm, policy, seeds), step -> values, whether a ratio is given
         for group in [group for group in groups if group.env_id == env_id]:
             for policy, fresh in (("best", False), ("beta* on fresh episodes", True)):
-                found = {step: value for step in STEPS if (value := values_at(group, step, fresh))}
-                cells = {step: (values.mean(), np.std(values, ddof=1) if len(values) > 1 else 0.0, len(values), used)
-                         for step, (values, used) in found.items()}  # fmt: skip
-                head = {"environment": env_id, "algorithm": group.label, "policy": policy, "seeds": len(group.runs)}
-                if cells or not fresh:
-                    add(head, cells, group.label, with_rival(group))
-        for name, curve in [(name, curve) for (where, name), curve in chosen.items() if where == env_id]:
-            used = {step: place for step in STEPS if (place := last_before(curve.index, step)) is not None}
-            cells = {step: (curve.loc[place, "mean_return"], curve.loc[place, "std_return"], 2, {place})
-                     for step, place in used.items()}  # fmt: skip
-            head = {"environment": env_id, "algorithm": f"{name}, published", "policy": "its one policy",
-                    "seeds": curve["seeds"].iloc[0]}  # fmt: skip
-            add(head, cells, f"{name}, published", True)
+                cells = {step: values_at(group, step, fresh) for step in STEPS}
+                if any(cells.values()) or not fresh:
+                    sources.append(((group.label, policy, len(group.runs)), cells, with_rival(group)))
+        for name, curve in [(name, curve) for (where, name), curve in published_curves(names).items() if where == env_id]:
+            cells = {step: published_at(curve, step) for step in STEPS}
+            sources.append(((f"{name}, published", "its one policy", curve["seeds"].iloc[0]), cells, True))
+        for (name, policy, seeds), cells, comparable in sources:
+            row = {"environment": env_id, "algorithm": name, "policy": policy, "seeds": seeds}
+            returns.append(row | {f"{step:,}": plus_minus(*cell[:3]) if cell else NONE for step, cell in cells.items()})
+            shares = {step: cell[0] / rival[step][0] for step, cell in cells.items()
+                      if comparable and cell and rival[step] and rival[step][0] > 0}  # fmt: skip
+            if shares:
+                ratios.append(row | {f"{step:,}": f"{shares[step]:.2f}" if step in shares else NONE for step in STEPS})
+            for step, cell in cells.items():
+                if cell and cell[3] != {step}:
+                    used = ", ".join(f"{place:,}" for place in sorted(cell[3]))
+                    elsewhere.setdefault(name, set()).add((step, f"{used} for {step:,}"))
     notes = [
         "Mean ± sample standard deviation over seeds. A value at a step is that of the last evaluation at or before it, less "
         "than one evaluation interval earlier; nothing is interpolated, and a cell is empty where there is none or a seed has "
-        "not come so far. beta* was played on fresh episodes only at the step of a run's evaluate.csv. Published values are of one deterministic policy, averaged over the given number of seeds "
-        "(benchmark/published/README.md)."
+        "not come so far. beta* was played on fresh episodes only at the step of a run's evaluate.csv. Published values are of "
+        "one deterministic policy, averaged over the given number of seeds (benchmark/published/README.md)."
     ]
     if elsewhere:
-        lines = [f"{name}: {', '.join(sorted(places, key=lambda text: int(text.split()[-1].replace(',', ''))))}"
-                 for name, places in elsewhere.items()]  # fmt: skip
+        lines = [f"{name}: {', '.join(text for _, text in sorted(places))}" for name, places in elsewhere.items()]
         notes.append(f"Evaluations used where there is none at the step itself. {'; '.join(lines)}.")
-    note = (f"Mean return over that of published {RIVAL} (UTD 20) at the same step (by the rule above) and version of "
-            "the environment; only for algorithms with the settings of their names, and for others at UTD 20.")  # fmt: skip
+    note = (f"Mean return over that of published {RIVAL} (UTD 20) at the same step (by the rule above) and version of the "
+            "environment; only for algorithms with the settings of their names, and for others at UTD 20.")  # fmt: skip
     return Table(pd.DataFrame(returns), notes), Table(pd.DataFrame(ratios), [note])
 
 

@@ -14,6 +14,7 @@ STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
 table { border-collapse: collapse; font-size: 13px; display: block; overflow-x: auto; font-variant-numeric: tabular-nums }
 td, th { border-bottom: 1px solid #ddd; padding: .3rem .7rem; text-align: left }
+[style*="right"] { white-space: nowrap }
 img { max-width: 100%; margin-top: 1rem }
 p:has(> img) + p { color: #555; font-size: 13px; margin-bottom: 2rem }
 """

@@ -52,11 +52,13 @@ def build_specification(tables: list, groups: list, entity: str, project: str):
         for group, run_set in zip(here, run_sets, strict=True):
             columns = list(group.runs[0].eval)
             returns = [name for name in columns if name.startswith("eval/return_")]
-            if len(returns) == 1:
+            if len(returns) < 2:
                 continue
             alphas = [name for name in columns if name.startswith("eval/alpha_")]
-            family = [(f"return per {group.condition}", returns), (f"best {group.condition}", [f"eval/best_{group.condition}"])]
-            family += [(f"temperature per {group.condition}", alphas)] if alphas else []
+            condition = group.condition or "policy"
+            family = [(f"return per {condition}", returns), (f"best {condition}", [f"eval/best_{condition}"])]
+            family += [(f"temperature per {condition}", alphas)] if alphas else []
+            family = [(title, names) for title, names in family if set(names) <= set(columns)]
             panels = [line(title, metrics, place, **spread) for place, (title, metrics) in enumerate(family)]
             own = wr.Runset(name=run_set.name, filters=run_set.filters, groupby=run_set.groupby)
             blocks += [wr.H3(f"{group.label}: the family of policies"), wr.PanelGrid(runsets=[own], panels=panels)]

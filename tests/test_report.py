@@ -498,6 +498,8 @@ def test_published_specification(tmp_path, whole):
         make_run(root, "rac_sac", "Ant-v4", seed, {1000: 5, 2000: 1500}, tracked=True)
         make_run(root, "redq", "Ant-v4", seed, {1000: 5, 2000: 7}, script="vanilla_rac", tracked=True)
         make_run(root, "rac_itm", "Hopper-v4", seed, {1000: 5, 2000: 7}, script="rac_itm", tracked=seed == 1)
+    plain = make_run(root, "sac", "Hopper-v4", 1, {1000: 5}, script="baselines", tracked=True) / "eval.csv"
+    plain.write_text("global_step,charts/wall_seconds,eval/best_return,eval/best_return_std\n1000,1,5,1\n")
     _, err = start(tmp_path, "report.py", "runs", "--out", "out", "--bootstrap", "50", "--publish")
     text = (tmp_path / "out/report.md").read_text()
     assert "1 run was not tracked" in err and "not published (no API key" in err and "out/wandb_report.json" in err
@@ -511,7 +513,8 @@ def test_published_specification(tmp_path, whole):
             assert [g["name"] for g in run_set["grouping"]] == ["exp_name.value"] and "project" not in run_set
             shown.append((run_set["name"], values["exp_name"], values["env_id"]))
     assert shown == [("RAC-SAC", "rac_sac", "Ant-v4"), ("REDQ", "redq", "Ant-v4"), ("RAC-SAC", "rac_sac", "Ant-v4"),
-                     ("RAC-ITM", "rac_itm", "Hopper-v4"), ("RAC-ITM", "rac_itm", "Hopper-v4")]  # fmt: skip
+                     ("RAC-ITM", "rac_itm", "Hopper-v4"), ("sac", "sac", "Hopper-v4"),
+                     ("RAC-ITM", "rac_itm", "Hopper-v4")]  # fmt: skip
     panels = [{p["config"]["chartTitle"]: p["config"] for p in grid["panelBankSectionConfig"]["panels"]} for grid in grids]
     best = panels[0]["return of the best policy"]
     assert best["metrics"] == ["eval/best_return"] and best["xAxis"] == "global_step"

@@ -1,14 +1,19 @@
 """A Weights & Biases report of tracked runs: curves by algorithm and environment, the family of policies, the report's tables.
 
-Used by `report.py --publish`. The specification is built without login or network and written to disk; publishing it needs
-a key (`wandb login`).
+    python benchmark/publish.py report/wandb_report.json
+
+`report.py --publish` builds the specification without login or network and writes it to disk; publishing it, then or later by
+the command above, needs a key (`wandb login`).
 """
 
 import json
 import os
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import tyro
+from reporting.runs import UserError
 
 COLUMN = 8  # width of a panel in the grid of 24 columns
 TITLE = "Realistic Actor-Critic"
@@ -17,11 +22,10 @@ TITLE = "Realistic Actor-Critic"
 def build_specification(tables: list, groups: list, entity: str, project: str):
     """The report as an object of wandb-workspaces that is not saved yet.
 
-    tables: ("heading", (text,)) and ("table", (header, rows)) in order; groups: those with tracked runs.
+    tables: (heading, table as Markdown) in order; groups: those with tracked runs.
     """
     import wandb_workspaces.expr as expr
     import wandb_workspaces.reports.v2 as wr
-    from report import markdown_table
 
     blocks = [wr.H1("Learning"), wr.TableOfContents()]
     for env_id in dict.fromkeys(group.env_id for group in groups):
@@ -48,26 +52,25 @@ def build_specification(tables: list, groups: list, entity: str, project: str):
         for group, run_set in zip(here, run_sets, strict=True):
             columns = list(group.runs[0].eval)
             returns = [name for name in columns if name.startswith("eval/return_")]
-            if len(returns) == 1:
+            if len(returns) < 2:
                 continue
             alphas = [name for name in columns if name.startswith("eval/alpha_")]
-            family = [(f"return per {group.condition}", returns), (f"best {group.condition}", [f"eval/best_{group.condition}"])]
-            family += [(f"temperature per {group.condition}", alphas)] if alphas else []
+            condition = group.condition or "policy"
+            family = [(f"return per {condition}", returns), (f"best {condition}", [f"eval/best_{condition}"])]
+            family += [(f"temperature per {condition}", alphas)] if alphas else []
+            family = [(title, names) for title, names in family if set(names) <= set(columns)]
             panels = [line(title, metrics, place, **spread) for place, (title, metrics) in enumerate(family)]
             own = wr.Runset(name=run_set.name, filters=run_set.filters, groupby=run_set.groupby)
             blocks += [wr.H3(f"{group.label}: the family of policies"), wr.PanelGrid(runsets=[own], panels=panels)]
     blocks.append(wr.H1("Tables"))
-    heading = ""
-    for kind, content in tables:
-        if kind == "heading":
-            (heading,) = content
-        else:
-            blocks += [wr.H2(heading)] if heading else []
-            blocks.append(wr.MarkdownBlock(markdown_table(*content)))
-            heading = ""
+    for place, (heading, markdown) in enumerate(tables):
+        if not place or tables[place - 1][0] != heading:
+            blocks.append(wr.H2(heading))
+        blocks.append(wr.MarkdownBlock(markdown))
     commits = ", ".join(sorted({run.short_commit for group in groups for run in group.runs}))
     seeds = max(len(group.runs) for group in groups)
-    description = f"Up to {seeds} seeds per algorithm and environment; commits {commits}."
+    seeds = "One seed" if seeds == 1 else f"Up to {seeds} seeds"
+    description = f"{seeds} per algorithm and environment; commits {commits}."
     return wr.Report(project=project, entity=entity, title=TITLE, description=description, width="fluid", blocks=blocks)
 
 
@@ -85,7 +88,8 @@ def publish(tables: list, groups: list, path: Path, entity: str | None, project:
         print("not published: none of these runs was tracked; train with --track", file=sys.stderr)
         return
     if left_out:
-        print(f"warning: {left_out} runs were not tracked and are not in the Weights & Biases report's panels", file=sys.stderr)
+        was = "run was" if left_out == 1 else "runs were"
+        print(f"warning: {left_out} {was} not tracked and not in the Weights & Biases report's panels", file=sys.stderr)
     runs = [run for group in tracked for run in group.runs]
     of_runs = {name: {run.args.get(f"wandb_{name}") for run in runs} - {None, ""} for name in ("entity", "project_name")}
     project = project or min(of_runs["project_name"], default=None)
@@ -100,6 +104,26 @@ def publish(tables: list, groups: list, path: Path, entity: str | None, project:
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(json.dumps(specification(report), indent=2))
     temporary.replace(path)
+    upload(report, path)
+
+
+def load(path: Path):
+    """The report of a specification on disk. Raises UserError if it is none."""
+    import wandb_workspaces.reports.v2 as wr
+    from wandb_workspaces.reports.v2 import internal
+
+    try:
+        saved = json.loads(path.read_text())
+        report = wr.Report._from_model(internal.ReportViewspec.model_validate(saved))
+        report.width = saved["spec"]["width"]  # which the library forgets
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no specification"
+        raise UserError(f"{path} cannot be read ({reason}); give the wandb_report.json that report.py --publish wrote.") from None
+    return report
+
+
+def upload(report, path: Path) -> bool:
+    """Save the report online, or say why not; path: where its specification is."""
     os.environ.setdefault("WANDB_HTTP_TIMEOUT", "20")
     import wandb
 
@@ -108,10 +132,37 @@ def publish(tables: list, groups: list, path: Path, entity: str | None, project:
             raise ConnectionError(f"WANDB_MODE is {os.environ['WANDB_MODE']}")
         if not wandb.login(prompt=False, verify=False):
             raise ConnectionError("no API key; `wandb login` stores one")
-        if entity is None:
-            report.entity = wandb.Api(timeout=20).default_entity
+        report.entity = report.entity or wandb.Api(timeout=20).default_entity
         report.save()
-        print(f"published: {report.url}")
     except Exception as error:  # whatever the service answers, the specification is on disk
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        print(f"not published ({reason}); the report's specification is in {path}", file=sys.stderr)
+        again = f"later: python benchmark/publish.py {path}"
+        print(f"not published ({reason}); the report's specification is in {path}; {again}", file=sys.stderr)
+        return False
+    print(f"published: {report.url}")
+    return True
+
+
+@dataclass
+class Options:
+    specification: tyro.conf.Positional[Path]
+    """the wandb_report.json of a report"""
+    entity: str | None = None
+    """another Weights & Biases entity (team) than the one it names"""
+    project: str | None = None
+    """another Weights & Biases project than the one it names"""
+
+
+def main() -> None:
+    options = tyro.cli(Options, description=__doc__)
+    try:
+        report = load(options.specification)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    report.entity, report.project = options.entity or report.entity, options.project or report.project
+    sys.exit(0 if upload(report, options.specification) else 1)
+
+
+if __name__ == "__main__":
+    main()

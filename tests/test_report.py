@@ -1,10 +1,10 @@
-"""benchmark/report.py from the command line, on run directories with known numbers."""
+"""benchmark/report.py by its command line, on run directories with known numbers."""
 
+import base64
 import csv
 import functools
 import importlib
 import json
-import os
 import re
 import subprocess
 import sys
@@ -13,12 +13,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tyro
-from conftest import ROOT
-
-sys.path.insert(0, str(ROOT / "benchmark"))
-import experiments
+from conftest import ROOT, environment
 
 pytest.importorskip("rliable", reason="benchmark/requirements.txt is not installed")
+sys.path.insert(0, str(ROOT / "benchmark"))
+import experiments
+import publish
+import report as program
+from reporting import figures, references, runs
+
 pytestmark = pytest.mark.benchmark
 BETAS = tuple(f"{0.8 * i / 12:.6g}" for i in range(1, 13))
 CONDITION = {"rac_itm": "k"}
@@ -35,10 +38,10 @@ def write_csv(path: Path, rows: list[dict]) -> None:
 def arguments_of(script: str, exp_name: str, env_id: str) -> dict:
     """All arguments that a run of this experiment name has in its config.json; the defaults for an unknown name."""
     try:
-        flags = experiments.variant(exp_name, env_id)[1].split()
+        flags = experiments.variant(experiments.parts_of(exp_name)[0], env_id)[1].split()
     except KeyError:
         flags = []
-    module = importlib.import_module(script)
+    module = importlib.import_module(script if (ROOT / f"{script}.py").exists() else "rac_sac")
     args = module.check_args(tyro.cli(module.Args, args=["--env-id", env_id, *flags]))
     if getattr(args, "target_entropy", 0.0) is None:
         args.target_entropy = -float({"Humanoid": 17, "Ant": 8, "Walker2d": 6, "Hopper": 3}[env_id.split("-")[0]])
@@ -79,15 +82,35 @@ def make_run(root: Path, exp_name: str, env_id: str, seed: int, returns: dict[in
     return path
 
 
-def report(folder: Path, *arguments, code: int = 0, **environment) -> tuple[str, str, str]:
-    """stdout, stderr and report.md of a run of report.py."""
-    hidden = ("WANDB_API_KEY", "WANDB_MODE", "DISPLAY")
-    env = {k: v for k, v in os.environ.items() if k not in hidden} | {"HOME": str(folder)} | environment
-    command = [sys.executable, str(ROOT / "benchmark/report.py"), *map(str, arguments), "--out", "out", "--bootstrap", "50"]
+@pytest.fixture
+def report(tmp_path, monkeypatch, capsys):
+    """report(*arguments) runs report.py in an empty folder and returns stdout, stderr and report.md."""
+
+    def run(*arguments, code: int = 0) -> tuple[str, str, str]:
+        monkeypatch.chdir(tmp_path)
+        command = ["report.py", *map(str, arguments), "--out", "out", "--bootstrap", "50"]
+        monkeypatch.setattr(sys, "argv", command)
+        capsys.readouterr()
+        ended = 0
+        try:
+            program.main()
+        except SystemExit as error:
+            ended = error.code
+        out, err = capsys.readouterr()
+        assert ended == code, out + err
+        path = tmp_path / "out/report.md"
+        return out, err, path.read_text() if path.exists() else ""
+
+    return run
+
+
+def start(folder: Path, name: str, *arguments, code: int = 0, **changes: str) -> tuple[str, str]:
+    """stdout and stderr of a program of benchmark/ in a process of its own, without key for Weights & Biases."""
+    command = [sys.executable, str(ROOT / "benchmark" / name), *map(str, arguments)]
+    env = environment(HOME=str(folder), **changes)
     result = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
     assert result.returncode == code, result.stdout + result.stderr
-    path = folder / "out/report.md"
-    return result.stdout, result.stderr, path.read_text() if path.exists() else ""
+    return result.stdout, result.stderr
 
 
 def tables(text: str) -> list[list[dict[str, str]]]:
@@ -99,25 +122,26 @@ def tables(text: str) -> list[list[dict[str, str]]]:
     return found
 
 
-def test_numbers(tmp_path):
-    runs, seeds = tmp_path / "runs", (1, 2, 3, 4)
+def test_numbers(tmp_path, report):
+    root, seeds = tmp_path / "runs", (1, 2, 3, 4)
     ours = {"Ant-v4": [900, 1000, 1300, 1400], "Walker2d-v4": [10, 20, 30, 40]}  # at the last step, by seed
     redq = {"Ant-v4": [1350, 800, 700, 600], "Walker2d-v4": [25, 15, 5, 1]}
     for env_id in ours:
         for seed in seeds:
             last, first = ours[env_id][seed - 1], 1100 if seed < 3 else 100  # the mean crosses 1000 only at 3000
-            make_run(runs, "rac_sac", env_id, seed, {1000: 0, 2000: first, 3000: last}, fresh=last - 50)
-            make_run(runs, "redq", env_id, seed, {1000: 0, 2000: 0, 3000: redq[env_id][seed - 1]}, script="vanilla_rac")
-    out, err, text = report(tmp_path, "runs")
+            make_run(root, "rac_sac", env_id, seed, {1000: 0, 2000: first, 3000: last}, fresh=last - 50)
+            make_run(root, "redq", env_id, seed, {1000: 0, 2000: 0, 3000: redq[env_id][seed - 1]}, script="vanilla_rac")
+    out, err, text = report("runs")
     assert "16 runs, 0 warnings" in out and err == ""
     found = tables(text)
 
     row = next(r for r in found[0] if r["environment"] == "Ant-v4" and r["algorithm"] == "RAC-SAC")
     mean, std = np.mean(ours["Ant-v4"]), np.std(ours["Ant-v4"], ddof=1)
     assert row["return"] == f"{mean:,.0f} ± {std:,.0f}" and (row["seeds"], row["steps"]) == ("4", "3,000")
-    assert row["paper"] == "6,283 ± 549" and row["difference"] == f"{mean - 6283:+,.0f} †"  # not at the paper's 300 000 steps
+    assert (row["paper"], row["paper's steps"], row["difference"]) == ("6,283 ± 549", "300,000", "—")  # at another step
     only = [r["algorithm"] for r in found[0] if r["environment"] == "Ant-v4"][2:]
     assert only == [f"{name} (paper only)" for name in ("RAC-TD3", "MBPO", "TQC20", "TD3", "SAC", "TQC")]
+    assert "MBPO stays with the paper's numbers" in text
 
     ant = {r["return"]: r for r in found[1] if r["environment"] == "Ant-v4"}
     assert ant["1,000"]["RAC-SAC"] == "3,000 (paper 21,000)" and ant["1,000"]["REDQ"] == "not by 3,000 (paper 28,000)"
@@ -129,14 +153,15 @@ def test_numbers(tmp_path):
     def normalised(returns):
         return np.array([returns["Ant-v4"], returns["Walker2d-v4"]]) / np.array([[6283], [5860]])
 
-    iqm = {r["algorithm"]: r for r in found[2]}
+    iqm = {r["algorithm"]: r for r in next(t for t in found if "IQM" in t[0])}
     for name, returns in (("RAC-SAC", ours), ("REDQ", redq)):
         middle = np.sort(normalised(returns).ravel())[2:6].mean()  # 8 scores: without the two lowest and the two highest
         assert iqm[name]["IQM"] == f"{middle:.3f}" and iqm[name]["seeds"] == "4"
         assert float(iqm[name]["low"]) < middle < float(iqm[name]["high"])
     wins = [np.mean([(a > b) + 0.5 * (a == b) for a in ours[env_id] for b in redq[env_id]]) for env_id in ours]
-    assert found[3][0] == found[3][0] | {"probability of improvement": "RAC-SAC over REDQ", "P": f"{np.mean(wins):.3f}"}
-    assert "(Ant-v4 at step 3,000, Walker2d-v4 at step 3,000)" in text and report(tmp_path, "runs")[2] == text
+    (pair,) = next(t for t in found if "probability of improvement" in t[0])
+    assert (pair["probability of improvement"], pair["P"]) == ("RAC-SAC over REDQ", f"{np.mean(wins):.3f}")
+    assert "(Ant-v4 at step 3,000, Walker2d-v4 at step 3,000)" in text and report("runs")[2] == text
 
     fresh = next(t for t in found if "beta*'s return on fresh episodes" in t[0])
     assert fresh[0]["difference"] == "-50" and fresh[0]["beta*'s return on fresh episodes"].startswith(f"{mean - 50:,.0f}")
@@ -145,8 +170,133 @@ def test_numbers(tmp_path):
     assert speed[0]["steps per second while learning"] == "5.0" and speed[0]["device"] == "a machine"
 
 
-def test_all_figures_and_one_html_file(tmp_path):
-    runs = tmp_path / "runs"
+def published_rows(env_id: str, algorithm: str) -> dict[int, tuple[float, float]]:
+    """step -> (mean, std) of benchmark/published."""
+    with open(ROOT / "benchmark/published/gym_v4_curves.csv") as file:
+        return {int(row["env_steps"]): (float(row["mean_return"]), float(row["std_return"])) for row in csv.DictReader(file)
+                if (row["env_id"], row["algorithm"]) == (env_id, algorithm)}  # fmt: skip
+
+
+def test_beside_published_results(tmp_path, report):
+    root, redq = tmp_path / "runs", published_rows("Hopper-v4", "REDQ (UTD 20)")
+    for seed in (1, 2):
+        curve = {step: step / 10 + seed for step in range(5000, 50_001, 1000)}
+        make_run(root, "rac_sac", "Hopper-v4", seed, curve, fresh=4000 + seed)
+        make_run(root, "rac_sac+tau_0.1", "Hopper-v4", seed, {16_666: 7, 20_000: 7}, tau=0.1)
+        make_run(root, "mine", "Hopper-v4", seed, {16_000: 8, 16_100: 9, **({17_000: 9} if seed == 1 else {})})
+    make_run(root, "rac_sac", "Hopper-v5", 1, {16_000: 8})
+    _, _, text = report("runs", "--published", "REDQ", "XQC")
+    returns, ratios = (t for t in tables(text) if "16,666" in t[0])
+    rows = {(r["algorithm"], r["policy"]): r for r in returns}
+    assert {r["environment"] for r in returns} == {"Hopper-v4"} and len(rows) == 6
+    steps = ("16,666", "33,332", "50,000", "100,000", "300,000")
+    ours, fresh = rows["RAC-SAC", "best"], rows["RAC-SAC", "beta* on fresh episodes"]
+    spread = np.std([1, 2], ddof=1)  # evaluations at 16 000, 33 000 and 50 000; none at 100 000, after the end
+    assert [ours[step] for step in steps] == [*(f"{v + 1.5:,.0f} ± {spread:.0f}" for v in (1600, 3300, 5000)), "—", "—"]
+    assert [fresh[step] for step in steps] == ["—", "—", f"4,002 ± {spread:.0f}", "—", "—"]
+    assert [rows["RAC-SAC (tau 0.1)", "best"][step] for step in steps[:2]] == ["7 ± 0", "—"]
+    assert rows["mine", "best"]["16,666"] == "—"  # 16 100 is five intervals back for the seed that ends there
+    theirs = rows["REDQ (UTD 20), published", "its one policy"]
+    used = (16_666, 33_332, 49_998, 99_996, 299_988)
+    assert [theirs[step] for step in steps] == [f"{redq[step][0]:,.0f} ± {redq[step][1]:,.0f}" for step in used]
+    xqc = published_rows("Hopper-v4", "XQC")
+    assert rows["XQC, published", "its one policy"]["33,332"] == "—"  # its first evaluation is at 50 000
+    assert rows["XQC, published", "its one policy"]["50,000"] == f"{xqc[50_000][0]:,.0f} ± {xqc[50_000][1]:,.0f}"
+    assert "RAC-SAC: 16,000 for 16,666, 33,000 for 33,332; " in text and "49,998 for 50,000" in text
+
+    ratio = {(r["algorithm"], r["policy"]): r for r in ratios}
+    expected = [f"{mean / redq[step][0]:.2f}" for mean, step in ((1601.5, 16_666), (3301.5, 33_332), (5001.5, 49_998))]
+    assert [ratio["RAC-SAC", "best"][step] for step in steps] == [*expected, "—", "—"]
+    assert ratio["RAC-SAC", "beta* on fresh episodes"]["50,000"] == f"{4001.5 / redq[49_998][0]:.2f}"
+    assert ratio["XQC, published", "its one policy"]["300,000"] == f"{xqc[300_000][0] / redq[299_988][0]:.2f}"
+    assert ratio["REDQ (UTD 20), published", "its one policy"]["16,666"] == "1.00"
+    assert ("RAC-SAC (tau 0.1)", "best") not in ratio  # other settings than those compared with
+
+    _, _, text = report("runs", "--published")
+    assert not any("published" in r["algorithm"] for t in tables(text) if "algorithm" in t[0] for r in t)
+
+
+def test_a_difference_only_at_the_papers_step_and_settings(tmp_path, report):
+    root = tmp_path / "runs"
+    make_run(root, "rac_sac", "Ant-v4", 1, {5000: 1, 300_000: 6000})
+    make_run(root, "rac_td3", "Ant-v4", 1, {5000: 1, 300_000: 6000}, script="rac_td3", tau=0.1)
+    make_run(root, "rac_sac", "Ant-v5", 1, {5000: 1, 300_000: 6000})
+    rows = tables(report("runs")[2])[0]
+    assert [r["difference"] for r in rows if r["return"] == "6,000"] == [f"{6000 - 6283:+}", "—", "—"]
+
+
+def test_lines_and_marks_in_the_learning_curves(tmp_path):
+    make_run(tmp_path, "rac_sac", "Hopper-v4", 1, {5000: 10, 6000: 20}, total=300_000)
+    make_run(tmp_path, "sac", "Hopper-v4", 1, {5000: 10, 6000: 20}, script="my_sac")
+    groups = runs.group_runs(runs.find_runs([tmp_path], print), print)
+    marks, beyond = references.paper_marks(groups, references.paper_tables()[0])
+    assert [(group.exp_name, *mark) for group, *mark in marks] == [("rac_sac", 300_000, 3421, 483)]
+    assert beyond == ["SAC on Hopper-v4 at 3,000,000"]
+    published = references.published_curves(("SAC", "REDQ"))
+    ends = {"Hopper-v4": references.last_planned(groups, "Hopper-v4")}
+    figure = figures.draw_curves(groups, "eval/best_return", "return", published=published, marks=marks, ends=ends)
+    (ax,) = figure.axes
+    lines = {line.get_label(): line for line in ax.lines}
+    redq = {step: mean for step, (mean, _) in published_rows("Hopper-v4", "REDQ (UTD 20)").items() if step <= 300_000}
+    assert [tuple(xy) for xy in lines["REDQ (UTD 20), published"].get_xydata()] == list(redq.items())
+    assert "SAC, published" in lines
+    assert lines["REDQ (UTD 20), published"].get_linewidth() < lines["RAC-SAC"].get_linewidth()
+    (star,) = [line for line in ax.lines if line.get_marker() == "*" and len(line.get_xdata())]
+    assert star.get_xydata().tolist() == [[300_000, 3421]] and star.get_color() == lines["RAC-SAC"].get_color()
+    assert ax.get_xlim() == (0, 303_000)
+    figures.plt.close(figure)
+
+
+def test_probabilities_and_long_labels(tmp_path):
+    long = "RAC-SAC (batch size 64, hidden dim 64, num critics 5, eval episodes 3, my own trick with a long name)"
+    figure = figures.draw_intervals({long: (0.9, 0.8, 1.0), "b": (0.1, 0.1, 0.2)}, "probability", True)
+    (ax,) = figure.axes
+    label, short = [tick.get_text() for tick in ax.get_yticklabels()]
+    assert ax.get_xlim() == (0, 1) and label.replace("\n", " ") == long and short == "b"
+    assert max(map(len, label.split("\n"))) <= figures.WIDTH < len(long)
+    figure.draw_without_rendering()
+    boxes = [tick.get_window_extent() for tick in ax.get_yticklabels()]
+    assert boxes[0].width < figure.bbox.width / 2 and not boxes[0].overlaps(boxes[1])  # room for the axes; lines apart
+    figures.plt.close(figure)
+
+
+def test_settings_that_all_runs_share_stand_once(tmp_path, report):
+    root, shared = tmp_path / "runs", {"utd": 5, "batch_size": 64}
+    for name, script, extra in (("rac_sac+batch_size_64+utd_5", "rac_sac", {}), ("redq+batch_size_64+utd_5", "vanilla_rac", {}),
+                                ("rac_sac+batch_size_64+tau_0.1+utd_5", "rac_sac", {"tau": 0.1})):  # fmt: skip
+        make_run(root, name, "Hopper-v4", 1, {5000: 1, 6000: 2}, script=script, **shared, **extra)
+    _, err, text = report("runs")
+    ours = [r["algorithm"] for r in tables(text)[0] if "paper only" not in r["algorithm"]]
+    assert err == "" and ours == ["RAC-SAC", "RAC-SAC (tau 0.1)", "REDQ"]
+    assert text.count("batch_size 64, utd 5") == 1
+    assert all(r["difference"] == "—" for r in tables(text)[0])
+    make_run(root, "mine", "Hopper-v4", 1, {5000: 1, 6000: 2}, utd=20, batch_size=64)
+    _, _, text = report("runs")
+    ours = [r["algorithm"] for r in tables(text)[0] if "paper only" not in r["algorithm"]]
+    assert ours == ["RAC-SAC (tau 0.1, utd 5)", "RAC-SAC (utd 5)", "REDQ (utd 5)", "mine"] and "batch_size 64." in text
+
+
+def test_an_algorithm_without_a_family(tmp_path, report):
+    """Its eval.csv has no beta; it stands beside the scripts and the paper's values of its name."""
+    make_run(tmp_path / "runs", "rac_sac", "Hopper-v4", 1, {5000: 10, 6000: 20})
+    path = make_run(tmp_path / "runs", "sac", "Hopper-v4", 1, {5000: 10, 6000: 30}, script="baselines")
+    config = json.loads((path / "config.json").read_text())
+    config["args"] = {name: config["args"][name] for name in ("env_id", "exp_name", "seed", "total_timesteps")}
+    (path / "config.json").write_text(json.dumps(config))
+    rows = [{"global_step": step, "charts/wall_seconds": 1, "eval/best_return": 5 * step / 1000, "eval/best_return_std": 1}
+            for step in (5000, 6000)]  # fmt: skip
+    write_csv(path / "eval.csv", rows)
+    _, err, text = report("runs")
+    found = tables(text)
+    (row,) = [r for r in found[0] if r["return"] == "30"]
+    name = row["algorithm"]
+    assert err == "" and name.lower() == "sac" and (row["paper"], row["paper's steps"]) == ("2,815 ± 585", "3,000,000")
+    assert {r["algorithm"] for r in next(t for t in found if "IQM" in t[0])} == {"RAC-SAC", name}
+    assert f"{name}: best" not in text and "SAC (paper only)" not in text and "RAC-SAC: best beta over time." in text
+
+
+def test_all_figures_and_one_html_file(tmp_path, report):
+    root = tmp_path / "runs"
     for seed in (1, 2):
         for exp_name, script, extra in (
             ("rac_sac", "rac_sac", {}),
@@ -158,46 +308,52 @@ def test_all_figures_and_one_html_file(tmp_path):
             ("mine", "rac_sac", {"tau": 1}),
         ):
             returns = {1000: 10 * seed, 2000: 50, 3000: 70}
-            make_run(runs, exp_name, "Humanoid-v4", seed, returns, script=script, bias=True, **extra)
-    out, err, text = report(tmp_path, "runs")
+            make_run(root, exp_name, "Humanoid-v4", seed, returns, script=script, bias=True, **extra)
+    out, err, text = report("runs")
     assert err == "" and "14 runs" in out
-    figures = re.findall(r"!\[.*\]\((.*)\)", text)
+    names = re.findall(r"!\[.*\]\((.*)\)", text)
     wanted = {"learning_curves", "variants", "bias_mean", "bias_std", "iqm", "probability_of_improvement", "ablation_utd",
               "ablation_warmup", *(f"{kind}_rac_{a}" for kind in ("return_per_beta", "best_beta") for a in ("sac", "td3")),
               "temperature_rac_sac", "return_per_k_rac_itm", "best_k_rac_itm", "temperature_rac_itm"}  # fmt: skip
-    assert wanted <= {name.removesuffix(".png") for name in figures}
-    assert all((tmp_path / "out" / name).read_bytes().startswith(b"\x89PNG") for name in figures)
+    assert wanted <= {name.removesuffix(".png") for name in names}
+    for name in names:
+        path = tmp_path / "out" / name
+        assert path.read_bytes().startswith(b"\x89PNG") and path.with_suffix(".pdf").read_bytes().startswith(b"%PDF")
     page = (tmp_path / "out/report.html").read_text()
-    assert page.count('src="data:image/png;base64,') == len(figures) == page.count("src=")  # nothing outside the file
-    assert "href=" not in page and "http" not in re.sub(r'src="[^"]*"', "", page)
+    drawn = re.findall(r'src="data:image/svg\+xml;base64,([^"]*)"', page)
+    assert len(drawn) == len(names) == page.count("src=") and all(b"<svg" in base64.b64decode(text) for text in drawn)
+    assert set(re.findall(r'href="([^"]*)"', page)) == {  # nothing else outside the file
+        "https://arxiv.org/abs/2110.09712", "https://doi.org/10.3389/fnbot.2022.1081242"}  # fmt: skip
     assert page.count("<table>") == len(tables(text))
+    assert '<td style="text-align:right">70 ± 0</td>' in page and '<td style="text-align:left">RAC-SAC</td>' in page
     curves = next(t for t in tables(text) if "return" in t[0] and "paper" in t[0])
     assert "mine" in [r["algorithm"] for r in curves]  # another experiment's name stands for itself
     assert "RAC-SAC, G = 5" not in [r["algorithm"] for r in curves]  # an ablation is in its panel only
 
     (tmp_path / "out/own.png").touch()
-    _, _, text = report(tmp_path, "runs/Humanoid-v4__rac_sac__1")
+    _, _, text = report("runs/Humanoid-v4__rac_sac__1")
     left = {path.name for path in (tmp_path / "out").glob("*.png")}
-    assert left == {"own.png", *re.findall(r"!\[.*\]\((.*)\)", text)} and left < {"own.png", *figures}  # no figure of before
+    assert {path.with_suffix(".png").name for path in (tmp_path / "out").glob("*.pdf")} == left - {"own.png"}
+    assert left == {"own.png", *re.findall(r"!\[.*\]\((.*)\)", text)} and left < {"own.png", *names}  # no figure of before
 
 
-def test_settings_decide_and_not_names_alone(tmp_path):
+def test_settings_decide_and_not_names_alone(tmp_path, report):
     """Nothing of other settings passes for the paper's, no run is left out silently, and tiny runs disturb no others."""
-    runs = tmp_path / "runs"
-    make_run(runs, "rac_sac", "Hopper-v4", 1, {5000: 10, 6000: 20, 7000: 30})
-    make_run(runs / "by_hand", "rac_sac", "Hopper-v4", 2, {5000: 11, 6000: 12}, utd=5)
-    make_run(runs, "rac_sac", "Hopper-v5", 1, {5000: 13})
-    make_run(runs, "smoke_rac_sac", "Hopper-v4", 1, {200: 1, 500: 2}, utd=1)
-    make_run(runs, "rac_sac-utd_1+gamma_0.98", "Hopper-v4", 1, {5000: 14, 6000: 15}, utd=1, gamma=0.98)
-    make_run(runs, "rac_sac-num_critics_5", "Hopper-v4", 1, {5000: 16, 6000: 17}, num_critics=5)
-    (runs / "Hopper-v4__rac_sac-num_critics_5__1/config.json").write_text(
-        (runs / "Hopper-v4__rac_sac-num_critics_5__1/config.json").read_text().replace('"rac_sac"', '"my_rac"', 1)
+    root = tmp_path / "runs"
+    make_run(root, "rac_sac", "Hopper-v4", 1, {5000: 10, 6000: 20, 7000: 30})
+    make_run(root / "by_hand", "rac_sac", "Hopper-v4", 2, {5000: 11, 6000: 12}, utd=5)
+    make_run(root, "rac_sac", "Hopper-v5", 1, {5000: 13})
+    make_run(root, "smoke_rac_sac", "Hopper-v4", 1, {200: 1, 500: 2}, utd=1)
+    make_run(root, "rac_sac-utd_1+gamma_0.98", "Hopper-v4", 1, {5000: 14, 6000: 15}, utd=1, gamma=0.98)
+    make_run(root, "rac_sac-num_critics_5", "Hopper-v4", 1, {5000: 16, 6000: 17}, num_critics=5)
+    (root / "Hopper-v4__rac_sac-num_critics_5__1/config.json").write_text(
+        (root / "Hopper-v4__rac_sac-num_critics_5__1/config.json").read_text().replace('"rac_sac"', '"my_rac"', 1)
     )  # a copy of the script under another name
-    _, err, text = report(tmp_path, "runs")
+    _, err, text = report("runs")
     found = tables(text)
     rows = {(r["environment"], r["algorithm"]): r for r in found[0] if "paper only" not in r["algorithm"]}
     assert rows["Hopper-v4", "RAC-SAC [utd 20]"]["return"] == "30"
-    assert rows["Hopper-v5", "RAC-SAC"]["difference"].endswith("†")
+    assert rows["Hopper-v5", "RAC-SAC"]["difference"] == "—"
     assert rows["Hopper-v4", "RAC-SAC, G = 1 (gamma 0.98)"]["return"] == "15"
     assert rows["Hopper-v4", "RAC-SAC, N = 5 [script my_rac]"]["return"] == "17"
     assert ("Hopper-v4", "RAC-SAC [utd 5]") not in rows  # in the panel, as what it is
@@ -208,15 +364,15 @@ def test_settings_decide_and_not_names_alone(tmp_path):
     assert all("tiny" not in r["algorithm"] for r in scored)
 
 
-def test_ablations_of_what_the_evaluation_follows(tmp_path):
+def test_ablations_of_what_the_evaluation_follows(tmp_path, report):
     """eval_beta_max and eval_k_max are saved filled in; what is varied is train_beta_max and train_k_max alone."""
-    runs = tmp_path / "runs"
+    root = tmp_path / "runs"
     for seed in (1, 2):
         for exp_name, script in (("rac_sac", "rac_sac"), ("rac_itm", "rac_itm")):
-            make_run(runs, exp_name, "Humanoid-v4", seed, {5000: 1, 6000: 2}, script=script)
-        make_run(runs, "rac_sac-train_beta_max_0.4", "Humanoid-v4", seed, {5000: 3, 6000: 4})
-        make_run(runs, "rac_itm-train_k_max_3", "Humanoid-v4", seed, {5000: 5, 6000: 6}, script="rac_itm")
-    _, err, text = report(tmp_path, "runs")
+            make_run(root, exp_name, "Humanoid-v4", seed, {5000: 1, 6000: 2}, script=script)
+        make_run(root, "rac_sac-train_beta_max_0.4", "Humanoid-v4", seed, {5000: 3, 6000: 4})
+        make_run(root, "rac_itm-train_k_max_3", "Humanoid-v4", seed, {5000: 5, 6000: 6}, script="rac_itm")
+    _, err, text = report("runs")
     found = tables(text)
     assert err == "" and [r["algorithm"] for r in found[0] if "paper only" not in r["algorithm"]] == ["RAC-SAC", "RAC-ITM"]
     for caption, rows in (("RAC-SAC, varied: a", [("a = 0.4", "4 ± 0"), ("a = 0.8", "2 ± 0")]),
@@ -225,68 +381,68 @@ def test_ablations_of_what_the_evaluation_follows(tmp_path):
         assert [(r[caption], r["return"]) for r in panel] == rows
 
 
-def test_one_more_run_narrows_nothing(tmp_path):
-    runs, curve = tmp_path / "runs", {5000: 100, 6000: 200}
+def test_one_more_run_narrows_nothing(tmp_path, report):
+    root, curve = tmp_path / "runs", {5000: 100, 6000: 200}
     for env_id in ("Ant-v4", "Walker2d-v4", "Hopper-v4"):
-        make_run(runs, "rac_sac", env_id, 1, curve)
-        make_run(runs, "redq", env_id, 1, curve, script="vanilla_rac")
-    make_run(runs, "vanilla_rac", "Walker2d-v4", 1, curve, script="vanilla_rac")
-    make_run(runs, "rac_sac+my_trick", "Hopper-v4", 1, curve)
-    make_run(runs, "RAC-SAC", "Ant-v4", 1, curve, gamma=0.5)  # another name, the same label
-    _, err, text = report(tmp_path, "runs")
+        make_run(root, "rac_sac", env_id, 1, curve)
+        make_run(root, "redq", env_id, 1, curve, script="vanilla_rac")
+    make_run(root, "vanilla_rac", "Walker2d-v4", 1, curve, script="vanilla_rac")
+    make_run(root, "rac_sac+my_trick", "Hopper-v4", 1, curve)
+    make_run(root, "RAC-SAC", "Ant-v4", 1, curve, gamma=0.5)  # another name, the same label
+    _, err, text = report("runs")
     found = tables(text)
     scored = next(t for t in found if "IQM" in t[0])
     assert [r["algorithm"] for r in scored] == ["RAC-SAC [exp_name rac_sac]", "REDQ"]
     assert "(Ant-v4 at step 6,000, Walker2d-v4 at step 6,000, Hopper-v4 at step 6,000)" in text
     for name in ("Vanilla RAC", "RAC-SAC (my trick)", "RAC-SAC [exp_name RAC-SAC]"):
         assert f"{name} has no run on " in err
-    _, _, text = report(tmp_path, "runs/Ant-v4__rac_sac__1", "runs/Hopper-v4__redq__1")
+    _, _, text = report("runs/Ant-v4__rac_sac__1", "runs/Hopper-v4__redq__1")
     assert tables(text)[1][0]["REDQ (paper only)"] == "28,000"  # REDQ has run, but not where the paper has such values
 
-    alone = [*runs.glob("*__rac_sac__1"), make_run(tmp_path / "few", "rac_td3", "Hopper-v4", 1, curve, script="rac_td3")]
-    scored = next(t for t in tables(report(tmp_path, *alone)[2]) if "IQM" in t[0])
+    alone = [*root.glob("*__rac_sac__1"), make_run(tmp_path / "few", "rac_td3", "Hopper-v4", 1, curve, script="rac_td3")]
+    scored = next(t for t in tables(report(*alone)[2]) if "IQM" in t[0])
     assert [r["algorithm"] for r in scored] == ["RAC-SAC", "RAC-TD3"]  # not the one with most environments by itself
 
 
-def test_what_cannot_be_used_is_named(tmp_path):
-    runs = tmp_path / "runs"
-    make_run(runs, "rac_sac", "Hopper-v4", 1, {1000: 5, 2000: 6})
-    make_run(runs, "rac_sac", "Hopper-v4", 2, {1000: 5}, total=9000)  # unfinished: used
-    make_run(runs / "deep" / "deeper", "rac_sac", "Hopper-v4", 1, {1000: 7})  # the same run again, shorter
-    make_run(runs, "other", "Hopper-v4", 1, {1000: 5}, utd=3)
-    make_run(runs, "other", "Hopper-v4", 2, {1000: 5}, utd=4)
-    cut = make_run(runs, "cut", "Hopper-v4", 1, {1000: 5, 2000: 6}, script="vanilla_rac") / "eval.csv"
+def test_what_cannot_be_used_is_named(tmp_path, report):
+    root = tmp_path / "runs"
+    make_run(root, "rac_sac", "Hopper-v4", 1, {1000: 5, 2000: 6})
+    make_run(root, "rac_sac", "Hopper-v4", 2, {1000: 5}, total=9000)  # unfinished: used
+    make_run(root / "deep" / "deeper", "rac_sac", "Hopper-v4", 1, {1000: 7})  # the same run again, shorter
+    make_run(root, "other", "Hopper-v4", 1, {1000: 5}, utd=3)
+    make_run(root, "other", "Hopper-v4", 2, {1000: 5}, utd=4)
+    cut = make_run(root, "cut", "Hopper-v4", 1, {1000: 5, 2000: 6}, script="vanilla_rac") / "eval.csv"
     cut.write_text(cut.read_text()[:-4])
-    rotten = make_run(runs, "rotten", "Hopper-v4", 1, {1000: 5, 2000: 6, 3000: 7}) / "eval.csv"
+    rotten = make_run(root, "rotten", "Hopper-v4", 1, {1000: 5, 2000: 6, 3000: 7}) / "eval.csv"
     rotten.write_text(rotten.read_text().replace("2000,200.0,6", "2000,200.0,six"))
-    mixed = make_run(runs, "mixed", "Hopper-v4", 1, {1000: 5}, script="rac_itm")
-    (mixed / "eval.csv").write_bytes((runs / "Hopper-v4__rac_sac__1/eval.csv").read_bytes())
-    make_run(runs, "back", "Hopper-v4", 1, {2000: 5, 1000: 6})
-    make_run(runs, "beyond", "Hopper-v4", 1, {1000: 5, 2000: 6}, total=1500)
-    (make_run(runs, "young", "Hopper-v4", 1, {1000: 5}) / "eval.csv").unlink()
-    (make_run(runs, "lost", "Hopper-v4", 1, {1000: 5}) / "config.json").unlink()
-    (make_run(runs, "foreign", "Hopper-v4", 1, {1000: 5}) / "config.json").write_text('{"script": "ppo"}')
-    (make_run(runs, "binary", "Hopper-v4", 1, {1000: 5}) / "eval.csv").write_bytes(b"\xff\xfe\x00")
-    twice = make_run(runs, "twice", "Hopper-v4", 1, {1000: 5}) / "eval.csv"
+    mixed = make_run(root, "mixed", "Hopper-v4", 1, {1000: 5}, script="rac_itm")
+    (mixed / "eval.csv").write_bytes((root / "Hopper-v4__rac_sac__1/eval.csv").read_bytes())
+    make_run(root, "back", "Hopper-v4", 1, {2000: 5, 1000: 6})
+    make_run(root, "beyond", "Hopper-v4", 1, {1000: 5, 2000: 6}, total=1500)
+    (make_run(root, "young", "Hopper-v4", 1, {1000: 5}) / "eval.csv").unlink()
+    (make_run(root, "lost", "Hopper-v4", 1, {1000: 5}) / "config.json").unlink()
+    (make_run(root, "foreign", "Hopper-v4", 1, {1000: 5}) / "config.json").write_text('{"script": "ppo"}')
+    (make_run(root, "binary", "Hopper-v4", 1, {1000: 5}) / "eval.csv").write_bytes(b"\xff\xfe\x00")
+    twice = make_run(root, "twice", "Hopper-v4", 1, {1000: 5}) / "eval.csv"
     twice.write_text(twice.read_text().replace("eval/best_return_std", "global_step", 1))
-    make_run(runs, "far", "Hopper-v4", 1, {1000: 5, 2000: 6})
-    make_run(runs, "far", "Hopper-v4", 2, {3000: 5, 4000: 6})  # its head is missing
-    apart = make_run(runs, "apart", "Hopper-v4", 1, {1000: 5}) / "config.json"
+    make_run(root, "far", "Hopper-v4", 1, {1000: 5, 2000: 6})
+    make_run(root, "far", "Hopper-v4", 2, {3000: 5, 4000: 6})  # its head is missing
+    apart = make_run(root, "apart", "Hopper-v4", 1, {1000: 5}) / "config.json"
     apart.write_text(apart.read_text().replace('"eval_beta_max": 0.8', '"eval_beta_max": 0.4'))
     for name in ("train.csv", "evaluate.csv"):
-        path = make_run(runs, f"copied {name}", "Hopper-v4", 1, {1000: 5}) / name
+        path = make_run(root, f"copied {name}", "Hopper-v4", 1, {1000: 5}) / name
         path.write_bytes((path.parent / "eval.csv").read_bytes())
-    make_run(runs, "odd", "Hopper-v4", 1, {1000: 5}, utd=[1], learning_starts=None, num_critics="10")
-    early = make_run(runs, "early", "Hopper-v4", 1, {1000: 5}, fresh=4) / "evaluate.csv"
+    make_run(root, "odd", "Hopper-v4", 1, {1000: 5}, utd=[1], learning_starts=None, num_critics="10")
+    early = make_run(root, "early", "Hopper-v4", 1, {1000: 5}, fresh=4) / "evaluate.csv"
     early.write_text(early.read_text().replace("1000,", "700,"))
-    make_run(runs, "a$_$", "Hopper-v4", 1, {1000: 5})
-    make_run(runs, "edited", "Hopper-v4", 1, {1000: 5})
-    make_run(runs, "edited", "Hopper-v4", 2, {1000: 5}, sha256="b")
-    make_run(runs, "a_", "Hopper-v4", 1, {1000: 5})
-    (runs / "empty").mkdir()
-    (runs / "notes").mkdir()
-    (runs / "notes/todo.txt").write_text("")
-    _, err, text = report(tmp_path, "runs")
+    make_run(root, "a$_$", "Hopper-v4", 1, {1000: 5})
+    make_run(root, "edited", "Hopper-v4", 1, {1000: 5})
+    make_run(root, "edited", "Hopper-v4", 2, {1000: 5}, sha256="b")
+    make_run(root, "a_", "Hopper-v4", 1, {1000: 5})
+    (root / "empty").mkdir()
+    (root / "notes").mkdir()
+    (root / "notes/todo.txt").write_text("")
+    _, err, text = report("runs")
     lines = err.splitlines()
     for name, sentence in (
         ("deeper/Hopper-v4__rac_sac__1", "are the same run (seed 1); the longer one is used"),
@@ -323,23 +479,30 @@ def test_what_cannot_be_used_is_named(tmp_path):
     assert "1,000 of 9,000, unfinished" in text and "other [utd 3]" in text and "other [utd 4]" in text
 
 
-def test_nothing_to_report(tmp_path):
+def test_nothing_to_report(tmp_path, report):
     (tmp_path / "runs").mkdir()
-    _, err, _ = report(tmp_path, "runs", code=2)
+    _, err, _ = report("runs", code=2)
     assert err.splitlines()[-1] == "error: there is no run that can be reported on; give run directories with an eval.csv."
-    _, err, _ = report(tmp_path, "nowhere", code=2)
+    _, err, _ = report("nowhere", code=2)
     assert err.startswith("error: nowhere is not a directory")
+    make_run(tmp_path / "runs", "rac_sac", "Hopper-v4", 1, {1000: 5})
+    _, err, _ = report("runs", "--published", "PPO", code=2)
+    assert err.startswith("error: there is no published curve of PPO; there are those of SAC, REDQ, ")
 
 
+@pytest.mark.filterwarnings("ignore:Pydantic V1 style")
 def test_published_specification(tmp_path, whole):
     """Built without login or network; whose runs, which curves and which tables it shows."""
-    runs, path = tmp_path / "runs", tmp_path / "out/wandb_report.json"
+    root, path = tmp_path / "runs", tmp_path / "out/wandb_report.json"
     for seed in (1, 2):
-        make_run(runs, "rac_sac", "Ant-v4", seed, {1000: 5, 2000: 1500}, tracked=True)
-        make_run(runs, "redq", "Ant-v4", seed, {1000: 5, 2000: 7}, script="vanilla_rac", tracked=True)
-        make_run(runs, "rac_itm", "Hopper-v4", seed, {1000: 5, 2000: 7}, script="rac_itm", tracked=seed == 1)
-    _, err, text = report(tmp_path, "runs", "--publish")
-    assert "1 runs were not tracked" in err and "not published (no API key" in err and "out/wandb_report.json" in err
+        make_run(root, "rac_sac", "Ant-v4", seed, {1000: 5, 2000: 1500}, tracked=True)
+        make_run(root, "redq", "Ant-v4", seed, {1000: 5, 2000: 7}, script="vanilla_rac", tracked=True)
+        make_run(root, "rac_itm", "Hopper-v4", seed, {1000: 5, 2000: 7}, script="rac_itm", tracked=seed == 1)
+    plain = make_run(root, "sac", "Hopper-v4", 1, {1000: 5}, script="baselines", tracked=True) / "eval.csv"
+    plain.write_text("global_step,charts/wall_seconds,eval/best_return,eval/best_return_std\n1000,1,5,1\n")
+    _, err = start(tmp_path, "report.py", "runs", "--out", "out", "--bootstrap", "50", "--publish")
+    text = (tmp_path / "out/report.md").read_text()
+    assert "1 run was not tracked" in err and "not published (no API key" in err and "out/wandb_report.json" in err
     written = json.loads(path.read_text())
     assert written["project"] == {"name": "project", "entityName": "team"}
     grids = [block["metadata"] for block in written["spec"]["blocks"] if block["type"] == "panel-grid"]
@@ -350,7 +513,8 @@ def test_published_specification(tmp_path, whole):
             assert [g["name"] for g in run_set["grouping"]] == ["exp_name.value"] and "project" not in run_set
             shown.append((run_set["name"], values["exp_name"], values["env_id"]))
     assert shown == [("RAC-SAC", "rac_sac", "Ant-v4"), ("REDQ", "redq", "Ant-v4"), ("RAC-SAC", "rac_sac", "Ant-v4"),
-                     ("RAC-ITM", "rac_itm", "Hopper-v4"), ("RAC-ITM", "rac_itm", "Hopper-v4")]  # fmt: skip
+                     ("RAC-ITM", "rac_itm", "Hopper-v4"), ("sac", "sac", "Hopper-v4"),
+                     ("RAC-ITM", "rac_itm", "Hopper-v4")]  # fmt: skip
     panels = [{p["config"]["chartTitle"]: p["config"] for p in grid["panelBankSectionConfig"]["panels"]} for grid in grids]
     best = panels[0]["return of the best policy"]
     assert best["metrics"] == ["eval/best_return"] and best["xAxis"] == "global_step"
@@ -366,12 +530,21 @@ def test_published_specification(tmp_path, whole):
     metrics = {m for p in (panels[0],) for config in p.values() for m in config["metrics"]}
     assert metrics <= logged and "eval/return_0.8" in logged
 
-    _, err, _ = report(tmp_path, "runs", "--publish", "--project", "mine", "--entity", "me", WANDB_MODE="offline")
-    assert "WANDB_MODE is offline" in err and "projects project are not in a report of mine" in err
-    assert json.loads(path.read_text())["project"] == {"name": "mine", "entityName": "me"}
+    assert written["description"].startswith("Up to 2 seeds per algorithm and environment")
+
+    again = "later: python benchmark/publish.py out/wandb_report.json"
+    out, err = start(tmp_path, "publish.py", "out/wandb_report.json", code=1)
+    assert err.endswith(f"{again}\n") and "not published (no API key" in err and out == ""
+    _, err = start(tmp_path, "publish.py", "out/wandb_report.json", code=1, WANDB_MODE="offline")
+    assert "not published (WANDB_MODE is offline)" in err
+    report = publish.load(path)
+    assert publish.specification(report) == written  # what would be sent later is what was built
+    for wrong, reason in (("nowhere.json", "No such file"), ("out/report.md", "it is no specification")):
+        _, err = start(tmp_path, "publish.py", wrong, code=2)
+        assert err.startswith(f"error: {wrong} cannot be read ({reason}") and err.count("\n") == 1
 
 
-def test_untracked_runs_are_not_published(tmp_path):
+def test_untracked_runs_are_not_published(tmp_path, report):
     make_run(tmp_path / "runs", "rac_sac", "Ant-v4", 1, {1000: 5})
-    _, err, _ = report(tmp_path, "runs", "--publish")
+    _, err, _ = report("runs", "--publish")
     assert err == "not published: none of these runs was tracked; train with --track\n"

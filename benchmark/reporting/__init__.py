@@ -1,0 +1,1 @@
+"""The rooms of report.py: runs, what others reported, scores, tables, figures, the document."""

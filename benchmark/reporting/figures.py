@@ -1,0 +1,165 @@
+"""The report's figures."""
+
+import math
+import textwrap
+
+import matplotlib
+import numpy as np
+
+from .runs import Group
+from .scores import curve, family_frame
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")  # Okabe and Ito's
+LINES = ("-", "--", "-.", (0, (6, 1, 1, 1, 1, 1)))  # dotted lines have a meaning of their own
+STYLE = {"figure.dpi": 110, "font.size": 9, "axes.grid": True, "grid.alpha": 0.3, "axes.spines.top": False,
+         "axes.spines.right": False, "legend.frameon": False, "svg.hashsalt": "report",
+         "figure.constrained_layout.w_pad": 0.1, "figure.constrained_layout.h_pad": 0.08}  # fmt: skip
+WIDTH = 30  # letters of a label before it is broken
+
+
+def wrapped(text: str) -> str:
+    return textwrap.fill(text, WIDTH)
+
+
+def panels(env_ids: list[str], ylabel: str, width: float = 3.6, height: float = 2.6):
+    """Axes, one per environment, titled, two or three in a row; what they show is said at the left edge alone."""
+    columns = min(len(env_ids), 2 if len(env_ids) <= 4 else 3)
+    rows = math.ceil(len(env_ids) / columns)
+    size = (max(width * columns + 0.6, 5.5), height * rows)
+    figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
+    for ax in axes.flat[len(env_ids) :]:
+        ax.set_visible(False)
+    for env_id, ax in zip(env_ids, axes.flat, strict=False):
+        ax.set_title(env_id)
+        ax.set_xlabel("environment steps")
+        ax.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
+        if ax in axes[:, 0]:
+            ax.set_ylabel(ylabel)
+    return figure, list(axes.flat[: len(env_ids)])
+
+
+def legend(figure, axes) -> None:
+    """One legend below the panels, each entry once."""
+    entries = {wrapped(name): line for ax in axes for line, name in zip(*ax.get_legend_handles_labels(), strict=True)}
+    if entries:
+        columns = max(1, min(len(entries), int(figure.get_figwidth() / 2.2)))
+        lines = max(name.count("\n") + 1 for name in entries) * math.ceil(len(entries) / columns)
+        figure.set_figheight(figure.get_figheight() + 0.17 * lines)  # what the legend takes from the panels
+        figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=columns)
+
+
+def draw_curves(groups: list[Group], column: str, ylabel: str, names: dict[int, str] | None = None, order=None, published=None,
+                marks=(), ends=None):  # fmt: skip
+    """mean ± std over seeds in a panel for each environment; dotted where not all seeds have come yet. None without data.
+
+    names: what to call a group, by its id; order: names whose places give the colours, so that figures agree; published:
+    (environment, algorithm) -> curve, thin lines; marks: (group, step, mean, std), stars in the group's colour; ends: the last
+    step shown, by environment.
+    """
+    with_data = [group for group in groups if len(curve(group, column))]
+    if not with_data:
+        return None
+    env_ids = list(dict.fromkeys(group.env_id for group in with_data))
+    names = {id(group): group.label if names is None else names[id(group)] for group in with_data}
+    order = order or list(dict.fromkeys(names.values()))
+    figure, axes = panels(env_ids, ylabel)
+    for group in with_data:
+        ax, i = axes[env_ids.index(group.env_id)], order.index(names[id(group)])
+        look = {"color": COLOURS[i % len(COLOURS)], "linestyle": LINES[(i // len(COLOURS) + i) % len(LINES)]}
+        stats = curve(group, column)
+        whole = stats[stats["seeds"] == len(group.runs)]
+        ax.plot(whole.index, whole["mean"], label=names[id(group)], marker="o" if len(whole) == 1 else None, markersize=3, **look)
+        low, high = whole["mean"] - whole["std"], whole["mean"] + whole["std"]
+        ax.fill_between(whole.index, low, high, color=look["color"], alpha=0.18, lw=0)
+        rest = stats[stats.index >= whole.index[-1]] if len(whole) else stats
+        if len(rest) > 1 or not len(whole):
+            name = None if len(whole) else names[id(group)]
+            ax.plot(rest.index, rest["mean"], label=name, color=look["color"], linestyle=(0, (1, 3)), linewidth=1)
+        for marked, step, mean, std in marks:
+            if marked is group:
+                ax.errorbar(step, mean, yerr=std, fmt="*", markersize=9, capsize=2, color=look["color"], clip_on=False)
+    if marks:
+        axes[0].plot([], [], "*", markersize=9, color="grey", label="the paper's final return, in the algorithm's colour")
+    algorithms = list(dict.fromkeys(name for _, name in published or {}))
+    for (env_id, name), lines in (published or {}).items():
+        if env_id in env_ids:
+            i, shown = algorithms.index(name), lines[lines.index <= ends[env_id]]
+            shade = plt.get_cmap("Greys")(0.9 - 0.4 * i / max(1, len(algorithms) - 1))
+            look = {"color": shade, "linestyle": LINES[i % len(LINES)], "linewidth": 0.8, "zorder": 1.5}
+            axes[env_ids.index(env_id)].plot(shown.index, shown["mean_return"], label=f"{name}, published",
+                                             marker="." if len(shown) == 1 else None, **look)  # fmt: skip
+    for env_id, ax in zip(env_ids, axes, strict=True):
+        if ends:
+            ax.set_xlim(0, ends[env_id] * 1.01)
+    legend(figure, axes)
+    return figure
+
+
+def draw_heat_map(groups: list[Group]):
+    """Return of every policy of the family over time; the brightest of a column is the best one."""
+    figure, axes = panels([group.env_id for group in groups], groups[0].condition or "policy")
+    for group, ax in zip(groups, axes, strict=True):
+        frame = family_frame(group, "return")
+        image = ax.pcolormesh(frame.index, frame.columns, frame.to_numpy().T, cmap="viridis", shading="nearest", rasterized=True)
+        ax.grid(False)
+        figure.colorbar(image, ax=ax, label="average return")
+    return figure
+
+
+def draw_best_condition(groups: list[Group]):
+    """The best policy's condition over time: every seed thin, their mean thick. None where eval.csv does not tell it."""
+    column = f"eval/best_{groups[0].condition}"
+    groups = [group for group in groups if all(column in run.eval for run in group.runs)]
+    if not groups:
+        return None
+    figure, axes = panels([group.env_id for group in groups], f"best {groups[0].condition}")
+    for group, ax in zip(groups, axes, strict=True):
+        for run in group.runs:
+            ax.plot(run.eval.index, run.eval[column], color=COLOURS[7], linewidth=0.8, label="one seed")
+        stats = curve(group, column)
+        stats = stats[stats["seeds"] == len(group.runs)]
+        ax.plot(stats.index, stats["mean"], color=COLOURS[0], label="mean over seeds")
+        low, high = min(family_frame(group, "return").columns), max(family_frame(group, "return").columns)
+        ax.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
+    legend(figure, axes)
+    return figure
+
+
+def draw_temperature(groups: list[Group]):
+    """Temperature against the condition at up to five times of training, mean over seeds. None where it is not known."""
+    groups = [group for group in groups if family_frame(group, "alpha").shape[1]]
+    if not groups:
+        return None
+    figure, axes = panels([group.env_id for group in groups], "temperature alpha")
+    for group, ax in zip(groups, axes, strict=True):
+        frame = family_frame(group, "alpha")
+        chosen = sorted({round(i) for i in np.linspace(0, len(frame) - 1, min(5, len(frame)))})
+        for i, row in enumerate(chosen):
+            ax.plot(frame.columns, frame.iloc[row], color=plt.get_cmap("viridis")(i / max(1, len(chosen) - 1) * 0.9), marker="o",
+                    markersize=2.5, label=f"step {frame.index[row]:,}")  # fmt: skip
+        ax.set_yscale("log")
+        ax.set_xlabel(group.condition)
+        ax.xaxis.set_major_formatter(matplotlib.ticker.ScalarFormatter())
+        ax.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return figure
+
+
+def draw_intervals(estimates: dict[str, tuple[float, float, float]], xlabel: str, probability: bool = False):
+    """Point estimates with their intervals, one line each; probabilities on an axis from 0 to 1."""
+    labels = [wrapped(name) for name in estimates]
+    height = 0.25 * sum(label.count("\n") + 2 for label in labels) + 0.8
+    figure, ax = plt.subplots(figsize=(6, height), layout="constrained")
+    for i, (point, low, high) in enumerate(estimates.values()):
+        if math.isfinite(low):
+            ax.plot([low, high], [i, i], color=COLOURS[0], linewidth=6, alpha=0.35, solid_capstyle="butt")
+        ax.plot(point, i, "|", color=COLOURS[0], markersize=14, markeredgewidth=2.5, clip_on=False)
+    if probability:
+        ax.axvline(0.5, color=COLOURS[6], linestyle=":", linewidth=1)
+        ax.set_xlim(0, 1)
+    ax.set_yticks(range(len(estimates)), labels)
+    ax.set_ylim(len(estimates) - 0.5, -0.5)
+    ax.set_xlabel(xlabel)
+    return figure

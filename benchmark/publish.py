@@ -48,7 +48,7 @@ def build_specification(tables: list, groups: list, entity: str, project: str):
         for group, run_set in zip(here, run_sets, strict=True):
             columns = list(group.runs[0].eval)
             returns = [name for name in columns if name.startswith("eval/return_")]
-            if len(returns) == 1:
+            if len(returns) <= 1:
                 continue
             alphas = [name for name in columns if name.startswith("eval/alpha_")]
             family = [(f"return per {group.condition}", returns), (f"best {group.condition}", [f"eval/best_{group.condition}"])]

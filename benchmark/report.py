@@ -86,7 +86,7 @@ class Options:
 class Run:
     path: Path
     script: str
-    condition: str  # what its policies differ by
+    condition: str | None  # what its policies differ by; None where there is one policy, as of the baselines
     args: dict
     commit: str
     script_sha256: str | None
@@ -195,11 +195,11 @@ def load_run(path: Path, warn) -> Run | None:
     policies = of_policies(evaluations, "return")
     best = [name.removeprefix("eval/best_") for name in evaluations if name.startswith("eval/best_")]
     conditions = [name for name in best if name not in ("return", "return_std")]
-    told = CONDITIONS.get(script, *conditions[:1])  # another script's policies differ by what its eval.csv says
+    told = CONDITIONS.get(script, conditions[0] if conditions else None)  # another script's differ by what its eval.csv says
     expected = args.get("num_eval_policies", 1 if script in CONDITIONS else len(policies))
     largest = args.get(f"eval_{told}_max", args.get(told))  # the last of the evaluated policies
     others = isinstance(largest, int | float) and not math.isclose(max(policies.values(), default=0.0), largest, rel_tol=1e-4)
-    if conditions != [told] or len(policies) != expected or (script in CONDITIONS and others):
+    if conditions != ([told] if told else []) or len(policies) != expected or (script in CONDITIONS and others):
         return warn(f"{path} is mixed up: its eval.csv is not one of {script}.py with the arguments in config.json: left out.")
     if not evaluations.index.is_monotonic_increasing or not evaluations.index.is_unique:
         return warn(f"{path} is mixed up: the steps in its eval.csv do not grow: left out.")

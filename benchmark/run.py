@@ -27,7 +27,20 @@ from pathlib import Path
 from typing import Literal
 
 import tyro
-from experiments import EXPERIMENTS, HARMLESS, ROOT, STEPS, SWEEPS, differs, expected, given, members, of_environment
+from experiments import (
+    EXPERIMENTS,
+    HARMLESS,
+    ROOT,
+    STEPS,
+    SWEEPS,
+    differs,
+    expected,
+    given,
+    members,
+    of_environment,
+    of_script,
+    script_defaults,
+)
 
 # What run.py sets for each run itself, and how to choose it.
 RESERVED = {
@@ -111,10 +124,13 @@ def make_jobs(options: Options, for_all: dict[str, str]) -> list[dict]:
                 steps = given(common).get("total_timesteps") or of_environment(STEPS, env_id)
                 steps = steps if options.total_timesteps is None else options.total_timesteps
                 name = f"{env_id}__{variant}{suffix}__{seed}".replace("/", "_").replace(":", "_")
-                settings = {**given(common), **given(flags), **for_all, "total_timesteps": str(steps)}
+                # The baselines have no beta, compiler or workers: what says how a run is done is for the scripts that have it.
+                mine = {key: value for key, value in for_all.items() if key not in HARMLESS or key in script_defaults(script)}
+                settings = {**of_script(given(common), script), **given(flags), **mine, "total_timesteps": str(steps)}
                 settings |= {"env_id": env_id, "seed": str(seed), "exp_name": variant + suffix}
                 settings["cuda"] = str(options.gpus_per_run > 0)
-                settings.setdefault("eval_workers", str(max(1, options.cpus_per_run // 2)))
+                if "eval_workers" in script_defaults(script):
+                    settings.setdefault("eval_workers", str(max(1, options.cpus_per_run // 2)))
                 run_dir = options.run_root.resolve() / name
                 arguments = ["--run-root", str(run_dir.parent), "--run-name", name]
                 for field, value in settings.items():
@@ -173,7 +189,7 @@ def check_existing(job: dict, for_all: dict[str, str]) -> str | None:
         if other and (name not in (*HARMLESS, "total_timesteps") or (name == "cuda" and saved["cuda"] is not None)):
             raise UserError(f"{run_dir} was made with {name} {saved[name]}, and this grid wants {value}; "
                             "move it away or choose another --run-root.")  # fmt: skip
-    late = [name for name, value in for_all.items() if name in HARMLESS and differs(saved.get(name), value)]
+    late = [name for name in for_all if name in HARMLESS and name in settings and differs(saved.get(name), for_all[name])]
     if saved.get("total_timesteps", 0) > job["steps"] and last_step(job["run_dir"], "eval.csv") < saved["total_timesteps"]:
         late.append(f"total_timesteps ({saved['total_timesteps']:,})")
     return f"{run_dir} keeps the {', '.join(late)} that it began with." if late and not is_done(job) else None

@@ -170,7 +170,7 @@ class Run:
     def __init__(self, args: Args, run_dir: Path, saved: dict):
         self.args, self.dir, self.saved_args = args, run_dir, dataclasses.asdict(dataclasses.replace(args, resume=None))
         self.model = make_model(args, FlatEnv(args.env_id), saved.get("step", 0))
-        self.row_step, self.row_seconds, self.last, self.best = 0, 0.0, {}, {}
+        self.row_step, self.row_seconds, self.last, self.best, self.scripts = 0, 0.0, {}, {}, {}
         self.start, self.saved_step, self.losses = time.time(), 0, defaultdict(list)
         if saved:
             rac_sac.drop_rows(run_dir, saved["step"], [])
@@ -194,7 +194,8 @@ class Run:
         versions = {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in packages}}
         cpu = f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
         device = torch.cuda.get_device_name() if self.model.device.type == "cuda" else cpu
-        config = {"script": SCRIPT, "script_sha256": hashlib.sha256(Path(__file__).read_bytes()).hexdigest(),
+        self.scripts[hashlib.sha256(Path(__file__).read_bytes()).hexdigest()] = commit or None  # all that have trained this run
+        config = {"script": SCRIPT, "script_sha256": "+".join(self.scripts),
                   "args": self.saved_args, "git_commit": commit or None, "versions": versions, "device": device}  # fmt: skip
         write_whole(self.dir / "config.json", lambda file: file.write(json.dumps(config, indent=2).encode()))
 
@@ -245,7 +246,7 @@ class Run:
     def save(self) -> None:
         """Write the checkpoint, tensors and plain Python; TrainingError where that fails, with the one before still there."""
         model, buffer = self.model, self.model.replay_buffer
-        state = {name: getattr(self, name) for name in ("row_step", "row_seconds", "last", "best")}
+        state = {name: getattr(self, name) for name in ("row_step", "row_seconds", "last", "best", "scripts")}
         replay = {name: torch.from_numpy(getattr(buffer, name)[: buffer.size()]) for name in REPLAY}
         content = {"script": SCRIPT, "args": self.saved_args, "state": state, "seconds": self.seconds, "step": self.step,
                    "updates": model._n_updates, "parameters": model.get_parameters(), "replay": replay, "position": buffer.pos,

@@ -106,12 +106,13 @@ def test_same_initial_states_as_the_scripts(cli, monkeypatch, capsys):
     rac = CommandLine(cli.folder, "rac_sac", monkeypatch, capsys)
     found = {}
     for program, name, seed in ((rac, "rac", 1), (cli, "own", 1), (cli, "other", 2)):
-        run_dir = program.train(name, "--seed", seed, "--eval-episodes", "5", env_id="toy_envs:Start-v0")
+        options = ("--seed", seed, "--eval-episodes", "5", "--total-timesteps", "300")
+        run_dir = program.train(name, *options, env_id="toy_envs:Start-v0")
         program.call("--evaluate", run_dir)
         names, fresh = ("global_step", "eval/best_return", "eval/best_return_std"), rows(run_dir / "evaluate.csv")[0]
         found[name] = [tuple(row[column] for column in names) for row in rows(run_dir / "eval.csv")]
         found[name].append((fresh["return"], fresh["return_std"]))
-    assert found["own"] == found["rac"] and len(found["own"]) == 5
+    assert found["own"] == found["rac"] and len(found["own"]) == 3
     assert all(own[-2:] != other[-2:] for own, other in zip(found["own"], found["other"], strict=True))
     assert len({row[-2] for row in found["own"]}) == 2  # all evaluations from the same states, --evaluate from fresh ones
 
@@ -228,14 +229,14 @@ def test_offline_tracking(cli):
 # ------------------------------------------------------------------------------------------------------ grid and report
 def test_report_has_a_column(cli, monkeypatch, capsys):
     """A baseline stands beside the scripts and in place of the paper's value alone."""
-    cli.train("Hopper-v4__sac__1", "--exp-name", "sac")
-    CommandLine(cli.folder, "rac_sac", monkeypatch, capsys).train("Hopper-v4__rac_sac__1")
+    cli.train("Hopper-v4__sac__1", "--total-timesteps", "300")
+    CommandLine(cli.folder, "rac_sac", monkeypatch, capsys).train("Hopper-v4__rac_sac__1", "--total-timesteps", "300")
     command = [sys.executable, str(ROOT / "benchmark/report.py"), "runs", "--out", "out", "--bootstrap", "50"]
     result = subprocess.run(command, cwd=cli.folder, env=environment(HOME=str(cli.folder)), capture_output=True, text=True)
     assert result.returncode == 0 and "mixed up" not in result.stderr, result.stderr
     text = (cli.folder / "out/report.md").read_text()
     value = f"{float(rows(cli.folder / 'runs/Hopper-v4__sac__1/eval.csv')[-1]['eval/best_return']):,.0f}"
-    assert re.search(rf"\| Hopper-v4 \| SAC \[.*\] \| 1 \| 500 \| {value} \| \S+ ± \S+ \| \S+ † \|", text)
+    assert re.search(rf"\| Hopper-v4 \| SAC \[.*\] \| 1 \| 300 \| {value} \| \S+ ± \S+ \| \S+ † \|", text)
     assert "SAC (paper only)" not in text.replace("RAC-SAC", "") and "TD3 (paper only)" in text
 
 

@@ -27,7 +27,12 @@ VARIANTS = {
              f"--target-rule in-target-min --min-size 2 --q-lr-init 3e-4 --initial-log-alpha 0 {REDQ_ENTROPY_FLAG}"),
     # Compared with REDQ, at the same target entropy.
     "vanilla_rac-redq_entropy": ("Vanilla RAC, target entropy of REDQ", "vanilla_rac.py", REDQ_ENTROPY_FLAG),
+    "sac": ("SAC", "benchmark/baselines.py", "--algorithm sac"),
+    "td3": ("TD3", "benchmark/baselines.py", "--algorithm td3"),
+    "tqc": ("TQC", "benchmark/baselines.py", "--algorithm tqc"),
+    "tqc20": ("TQC20", "benchmark/baselines.py", "--algorithm tqc20"),
 }  # fmt: skip
+BASELINES = ("sac", "td3", "tqc", "tqc20")
 
 # Sweep: (base variant, argument, symbol, values, its default, which is the base variant itself; by environment where it differs).
 CAPACITY = {"Humanoid": 300_000, "Walker2d": 100_000, "Ant": 200_000, "": 1_000_000}
@@ -46,18 +51,19 @@ SWEEPS = {
     "itm_exploration": ("rac_itm", "explore_k_max", "b", (1.25, 1.5, 1.75, 2), 1.5),
 }
 
-# Experiment: (what it redraws, variants or the name of a sweep, environments, flags of all its runs).
+# Experiment: (what it redraws, variants or the name of a sweep, environments, flags of all its runs whose script has them).
 BIAS = "--bias-frequency 10000"
 TINY = ("--no-compile --total-timesteps 500 --learning-starts 200 --q-lr-warmup-end 300 --batch-size 32 --hidden-dim 8 --utd 1 "
         "--num-critics 3 --buffer-size 500 --eval-frequency 100 --eval-episodes 2 --bias-frequency 300")  # fmt: skip
 EXPERIMENTS = {
     "main": ("tables 1 and 2; learning curves, value bias, return per beta, best beta, temperatures",
-             ("rac_sac", "rac_td3", "vanilla_rac-redq_entropy", "rac_itm", "redq"), PAPER_ENVS, BIAS),
+             ("rac_sac", "rac_td3", "vanilla_rac-redq_entropy", "rac_itm", "redq", *BASELINES), PAPER_ENVS, BIAS),
     "variants": ("RAC-SAC against its variants", ("rac_sac", "vanilla_rac", "rac_itm"), PAPER_ENVS, BIAS),
     **{name: (f"ablation: {symbol} of {VARIANTS[base][0]}", name, ABLATION_ENVS, BIAS)
        for name, (base, _, symbol, *_) in SWEEPS.items()},
     "smoke": ("nothing: tiny networks, seconds",
-              ("smoke_rac_sac", "smoke_rac_td3", "smoke_vanilla_rac", "smoke_rac_itm", "smoke_redq"),
+              ("smoke_rac_sac", "smoke_rac_td3", "smoke_vanilla_rac", "smoke_rac_itm", "smoke_redq",
+               *(f"smoke_{name}" for name in BASELINES)),
               ("Hopper-v4", "InvertedPendulum-v4"), TINY),
 }  # fmt: skip
 SMOKE = "smoke_"  # before a variant's name: the same with tiny networks, never to be mixed up with the real one
@@ -144,6 +150,11 @@ def script_defaults(script: str) -> dict:
     return found
 
 
+def of_script(flags: dict[str, str], script: str) -> dict[str, str]:
+    """Those of an experiment's flags that a script has: the baselines know no beta."""
+    return {name: value for name, value in flags.items() if name in script_defaults(script)}
+
+
 def parts_of(exp_name: str) -> tuple[str, list[str]]:
     """The variant's name and the flag_value of every +flag_value after it; a + within a number (1e+0) is none of them."""
     name, *extra = re.split(r"\+(?=[A-Za-z_])", exp_name)
@@ -160,9 +171,9 @@ def expected(exp_name: str, env_id: str) -> dict | None:
         script, flags = variant(name, env_id)
     except KeyError:
         return None
-    settings = {**script_defaults(script), "script": script.removesuffix(".py")}
+    settings = {**script_defaults(script), "script": Path(script).stem}
     if name.startswith(SMOKE):
-        settings.update(given(TINY))
+        settings.update(of_script(given(TINY), script))
     settings.update(given(flags))
     changed = dict(item.rsplit("_", 1) if "_" in item else (item, "") for item in extra)
     if not changed.keys() <= settings.keys():  # somebody's own name
@@ -173,6 +184,7 @@ def expected(exp_name: str, env_id: str) -> dict | None:
         "beta": of_environment(VANILLA_BETA, env_id),
         "eval_beta_max": settings.get("train_beta_max"),
         "eval_k_max": settings.get("train_k_max"),
+        "utd": 20 if settings.get("algorithm") == "tqc20" else 1,
         "target_entropy": -ACTION_DIM[short_name(env_id)] if short_name(env_id) in ACTION_DIM else None,
     }
     settings.update({key: value for key, value in filled.items() if key in settings and settings[key] is None})

@@ -121,6 +121,7 @@ SWEEPS = {  # spelled out once more, from the paper's list of sweeps
     "itm_exploration": ("rac_itm", "explore_k_max", [1.25, 1.5, 1.75, 2]),
 }
 REDQ = {"target_rule": "in-target-min", "q_lr_init": 3e-4, "initial_log_alpha": 0}  # and min_size 2, the default
+BASELINES = {"td3": {"algorithm": "td3"}, "tqc": {"algorithm": "tqc"}, "tqc20": {"algorithm": "tqc20", "utd": 20}}
 ENTROPY = {"Humanoid-v4": -2, "Ant-v4": -4, "Walker2d-v4": -3, "Hopper-v4": -1}
 
 
@@ -161,9 +162,9 @@ def test_every_experiment_is_what_the_paper_ran(tmp_path, monkeypatch, capsys):
             for (script, env_id), runs in changed.items():
                 for name, settings, _ in runs:
                     wanted = {"target_entropy": ENTROPY[env_id]} if experiment == "main" and script == "vanilla_rac" else {}
-                    assert settings == ({**wanted, **REDQ} if name == "redq" else wanted)
+                    assert settings == {**wanted, **{"redq": REDQ, **BASELINES}.get(name, {})}
             names = {name for runs in changed.values() for name, *_ in runs}
-            assert len(names) == (5 if experiment == "main" else 3)
+            assert len(names) == (9 if experiment == "main" else 3)
             assert all(args.min_size == 2 for runs in changed.values() for name, _, args in runs if name == "redq")
     assert not list(tmp_path.iterdir())
 

@@ -61,6 +61,19 @@ class Spaces(Counter):
         return self.observation_space.sample(), *super().step(action)[1:]
 
 
+class Start(Counter):
+    """Episodes of one step, which is rewarded with what the reset has drawn from its seed."""
+
+    def reset(self, seed=None, options=None):
+        obs, info = super().reset(seed=seed)
+        self.start = self.np_random.random()
+        return obs, info
+
+    def step(self, action):
+        obs, _, _, truncated, info = super().step(action)
+        return obs, self.start, True, truncated, info
+
+
 class OldInterface(Counter):
     """Four results of step, as before Gym 0.26."""
 
@@ -116,6 +129,7 @@ for name, entry, kwargs in (
     ("InfLoss-v0", Counter, {"bad": "loss"}),
     ("Deadly-v0", Counter, {"bad": "death"}),
     ("Lottery-v0", Lottery, {}),
+    ("Start-v0", Start, {}),
     ("DictObs-v0", Spaces, {"obs": "dict"}),
     ("Image-v0", Spaces, {"obs": "image"}),
     ("OldInterface-v0", OldInterface, {}),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import tyro
-from experiments import EXPERIMENTS, STEPS, members, of_environment, short_name
+from experiments import EXPERIMENTS, STEPS, given, members, of_environment, short_name
 
 # Measured on 2 cores of an AMD EPYC with AVX2, 2026-11-21, by evaluation_cost.py: seconds per step of training (UTD 20, N 10)
 # on both cores, core-seconds of an evaluation of 12 policies with no episode ending early, seconds per simulated step.
@@ -20,6 +20,9 @@ MEASURED = {"Humanoid": (0.4489, 85.7, 714.0e-6), "Ant": (0.2378, 51.3, 427.6e-6
             "Hopper": (0.2804, 26.0, 217.0e-6)}  # fmt: skip
 # Relative cost of a step, by sweep.py of the same day; between the measured values along a straight line.
 RELATIVE = {"utd": {1: 0.09, 5: 0.27, 10: 0.54, 20: 1.0}, "num_critics": {2: 0.24, 5: 0.58, 10: 1.0}}
+# Core-seconds of a step of the baselines: CPU time of 40 steps (TQC: 8) of Stable-Baselines3 on Hopper-v4, median of 5, one
+# thread on an AMD EPYC with AVX-512 that other processes used too. TQC20: 20 times TQC's.
+BASELINES = {"sac": 0.0127, "td3": 0.0083, "tqc": 0.1707, "tqc20": 20 * 0.1707}
 RANDOM_STEPS, EVAL_FREQUENCY, BIAS_FREQUENCY, BIAS_STEPS, POLICIES = 5000, 1000, 10_000, 600_000, 12
 
 
@@ -47,9 +50,11 @@ def run_cost(env_id: str, script: str, flags: str) -> tuple[float, float, float]
         if flag in words:
             step *= relative(argument, float(words[words.index(flag) + 1]))
     total = of_environment(STEPS, env_id)
-    learned = total - RANDOM_STEPS
-    policies = 1 if script == "vanilla_rac.py" else POLICIES
+    learned, algorithm = total - RANDOM_STEPS, given(flags).get("algorithm")
+    policies = 1 if script == "vanilla_rac.py" or algorithm else POLICIES
     evaluations = learned / EVAL_FREQUENCY * evaluation * policies / POLICIES
+    if algorithm:  # a baseline, which measures no value bias
+        return learned, learned * BASELINES[algorithm], evaluations
     bias = learned / BIAS_FREQUENCY * BIAS_STEPS * simulated
     return learned, learned * step * CORES, evaluations + bias
 

@@ -131,6 +131,7 @@ class Args:
     eval_episodes: PositiveInt = 10  # episodes per evaluated beta, from the same initial states for all
     eval_beta_max: Beta | None = None  # largest evaluated beta; default train_beta_max (the paper's text: explore_beta_max)
     eval_workers: NonNegativeInt | None = None  # processes; default half the cores, at most 12; 0: in this process; same results
+    max_pending_evaluations: NonNegativeInt | None = None  # before training waits for them; default twice eval_workers
     bias_frequency: NonNegativeInt = 0  # environment steps between measurements of the normalised value bias; 0: never
 
 
@@ -498,7 +499,8 @@ class Learner(nn.Module):
         uniform = torch.rand(1, 1, generator=self.generator, device=self.device)
         noise = torch.randn(1, self.action_dim, generator=self.generator, device=self.device)
         log_beta = (BETA_MIN + (self.args.explore_beta_max - BETA_MIN) * uniform).log()
-        action, _ = squashed_gaussian(*self.actor(self.obs, log_beta), noise)
+        mean, log_std = self.actor(self.obs, log_beta)
+        action = (mean + log_std.exp() * noise).tanh()  # that of squashed_gaussian
         torch.cat([action[0], self.metrics.sum()[None]], out=self.action)
 
     @torch.no_grad()
@@ -571,6 +573,9 @@ def train_within(stack: contextlib.ExitStack, args: Args, stopped_by) -> dict:
         name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}".replace("/", "_").replace(":", "_")
         run_dir = Path(args.run_root, args.run_name or name)
         stack.enter_context(hold(run_dir, new=True))
+    # Of a run that was trained on a GPU, and resumed here to play its last evaluations.
+    other_device = saved.get("device", device.type) != device.type
+    elsewhere = {name: saved[name] for name in ("device", "threads", "generator")} if other_device else {}
     start, saved_time, saved_step = time.time() - saved.get("seconds", 0.0), time.time(), run.step if saved else None
     identity = {"script": SCRIPT, "format": FORMAT, "obs_dim": env.obs_dim, "bounds": torch.from_numpy(env.bounds),
                 "args": dataclasses.asdict(dataclasses.replace(args, resume=None))}  # fmt: skip
@@ -630,6 +635,7 @@ def train_within(stack: contextlib.ExitStack, args: Args, stopped_by) -> dict:
             "actions": torch.from_numpy(np.array(actions, np.float32)), "generator": learner.generator.get_state(),
             "tensors": {name: tensor.cpu() for name, tensor in learner.state_dict().items()},
             "replay": filled if len(filled) == len(learner.replay) else filled.clone(),  # a view would save all of it
+            **elsewhere,
         }  # fmt: skip
         try:
             write_whole(run_dir / "checkpoint.pt", functools.partial(torch.save, content))
@@ -685,8 +691,9 @@ def train_within(stack: contextlib.ExitStack, args: Args, stopped_by) -> dict:
             random_state = learner.generator.get_state()
             if done:
                 obs = begin_episode()
-            collect()
-            while len(evaluator.pending) > 2 * args.eval_workers and not stopped_by:
+            if run.step % 10 == 0 or done:
+                collect()
+            while len(evaluator.pending) > args.max_pending_evaluations and not stopped_by:
                 collect(1.0, "training waits for evaluations")
             if time.time() - saved_time >= args.checkpoint_seconds:
                 save()
@@ -943,6 +950,8 @@ def check_args(args: Args, action_dim: int = 0) -> Args:
     args.total_timesteps = args.total_timesteps or {"Humanoid": 1_000_000}.get(name, 300_000)
     args.buffer_size = args.buffer_size or REPLAY_CAPACITY.get(name, 1_000_000)
     args.eval_workers = max(1, min(12, cores // 2)) if args.eval_workers is None else args.eval_workers
+    if args.max_pending_evaluations is None:
+        args.max_pending_evaluations = 2 * args.eval_workers
     if action_dim and getattr(args, "target_entropy", 0.0) is None:
         args.target_entropy = -float(action_dim)
     check_own_args(args, name)
@@ -981,6 +990,8 @@ def set_up_torch(args: Args, device: torch.device) -> None:
         torch.set_float32_matmul_precision("medium")
         exact = a.double() @ b.double()
         precision = "medium" if float((torch.bmm(a, b) - exact).norm() / exact.norm()) < 1e-6 else "highest"
+        if precision == "highest":
+            tell("--matmul-precision medium would take about half the time here, with products in bfloat16 (README, Speed)")
     torch.set_float32_matmul_precision(precision)
     if args.compile:
         torch.compiler.reset()  # what earlier runs of this process compiled would count against the limit of recompilations
@@ -1149,7 +1160,8 @@ def load_file(path: Path) -> dict:
 
 def restore(saved: dict, run_dir: Path, learner: Learner) -> None:
     """Take over a checkpoint; UserError if a run cannot go on exactly from it here."""
-    if saved["device"] != learner.device.type:
+    same_device = saved["device"] == learner.device.type
+    if not same_device and saved["state"]["step"] < learner.args.total_timesteps:
         raise UserError(f"{run_dir} was trained on {saved['device']}; it cannot go on exactly on {learner.device.type}.")
     try:
         learner.load_state_dict(saved["tensors"])
@@ -1157,7 +1169,8 @@ def restore(saved: dict, run_dir: Path, learner: Learner) -> None:
     except RuntimeError:
         shapes = f"the shapes that its arguments and {learner.args.env_id} give"
         raise UserError(f"{run_dir}/checkpoint.pt does not have {shapes}.") from None
-    learner.generator.set_state(saved["generator"])
+    if same_device:
+        learner.generator.set_state(saved["generator"])
     drop_rows(run_dir / "train.csv", saved["state"]["step"])
     drop_rows(run_dir / "eval.csv", min([saved["state"]["step"], *(inputs[0] - 1 for inputs in saved["pending"])]))
 
@@ -1241,7 +1254,10 @@ def record_episode(args: Args, actor: dict, condition: float, run_dir: Path, nam
 
 
 # Command line -------------------------------------------------------------------------------------------------------------------
-def resumed(asked: Args, saved: dict, unset: Args, may_differ=("total_timesteps", "eval_workers", "capture_video")) -> Args:
+MAY_DIFFER = ("total_timesteps", "eval_workers", "max_pending_evaluations", "capture_video")  # on resuming
+
+
+def resumed(asked: Args, saved: dict, unset: Args, may_differ=MAY_DIFFER) -> Args:
     """The arguments of a checkpoint with those of `may_differ` that were asked for; says what has no effect.
 
     unset: the values of arguments that were not given.

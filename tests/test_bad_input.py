@@ -133,7 +133,7 @@ def test_damaged_and_foreign_checkpoints(cli):
     refused("does not have the shapes", "--resume", "--evaluate")
     torch.save({**checkpoint, "tensors": {**checkpoint["tensors"], "critic.0.weight": torch.zeros(3)}}, path)
     refused("does not have the shapes", "--resume")
-    torch.save({**checkpoint, "device": "cuda"}, path)
+    torch.save({**checkpoint, "device": "cuda", "state": {**checkpoint["state"], "step": 240}}, path)
     refused("was trained on cuda; it cannot go on exactly on cpu", "--resume")
     path.write_bytes(good)
     config.write_text("{")  # for information only

@@ -1,6 +1,7 @@
 """The measurements of benchmark/speed/ run from the command line and say what they measured."""
 
 import csv
+import functools
 import itertools
 import json
 import subprocess
@@ -84,3 +85,28 @@ def test_sweep_draws_its_plot(tmp_path):
         *(("batch_size", v) for v in (256, 512, 1024))]  # fmt: skip
     assert all(a["gflop"] < b["gflop"] for a, b in itertools.pairwise(rows) if a["varied"] == b["varied"])
     assert "x floor" in out and (tmp_path / "cost.png").read_bytes().startswith(b"\x89PNG")
+
+
+# ------------------------------------------------------------------------------------------------- a machine with a GPU
+TRAIN = ("--no-compile --cuda False --total-timesteps 500 --learning-starts 200 --q-lr-warmup-end 300 --batch-size 32 "
+         "--hidden-dim 8 --utd 1 --num-critics 3 --buffer-size 500 --eval-frequency 100 --eval-episodes 2").split()  # fmt: skip
+
+
+def test_three_commands_for_a_gpu(tmp_path):
+    """On the CPU: the tests, the modes, and runs side by side, with which the same command goes on."""
+    out, gpu = tmp_path / "out", functools.partial(run, "../gpu.py", folder=tmp_path)
+    gpu("check", "--out", "out", "--", "tests/test_project.py", "-n", "0", "-k", "readme")
+    rows = results(out, "check")["rows"]
+    assert len(rows) == 6 and {row["outcome"] for row in rows} == {"passed"}
+    error = gpu("check", "--out", "out", "--", "tests/no_such_file.py", "-n", "0", code=2)
+    assert "without results" in error and "check.log says why" in error
+    sizes = (*SIZES[2:], "--modes", "eager", "--loop-steps", "0", "--no-split")
+    gpu("speed", "--out", "out", "--env-ids", "Hopper-v4", "--", *sizes)
+    assert [(row["env_id"], row["mode"]) for row in results(out, "speed")["rows"]] == 3 * [("Hopper-v4", "eager")]
+    train = ("train", "--out", "out", "--env-ids", "Hopper-v4", "--seeds", "2")
+    gpu(*train, "--minutes", "0.002", "--", *TRAIN)  # nothing comes of it but run directories, at most
+    gpu(*train, "--", *TRAIN)
+    rows = results(out, "train")["rows"]
+    assert [(row["run"], row["exit_code"], row["global_step"], row["evaluated_step"]) for row in rows] == [
+        (f"Hopper-v4__rac_sac__{seed}", 0, 500, "500") for seed in (1, 2)]  # fmt: skip
+    assert all(row["steps_per_second"] > 0 and float(row["best_return"]) for row in rows)

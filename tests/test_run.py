@@ -267,6 +267,24 @@ def test_more_steps_on_resume(cli, whole):
     assert (grown / "eval.csv").read_text() == before and again.stdout == result.stdout
 
 
+def test_evaluations_are_played_elsewhere(cli, whole):
+    """--max-pending-evaluations: training does not wait; what pends at its end is played on a machine with another device."""
+    with cli.held("cut", "--eval-workers", "1", "--max-pending-evaluations", "9") as (process, cut):
+        cli.holding(process)
+        wait_until(lambda: last_step(cut / "train.csv") == 500)
+        kill(process, signal.SIGINT)
+    checkpoint = torch.load(cut / "checkpoint.pt", weights_only=True)
+    assert [step for step, *_ in checkpoint["pending"]] == [200, 300, 400, 500] and not (cut / "eval.csv").exists()
+    trained_on = {"device": "cuda", "generator": torch.zeros(16, dtype=torch.uint8), "threads": 3}
+    torch.save({**checkpoint, **trained_on}, cut / "checkpoint.pt")
+    cli.run("--resume", cut)
+    assert without_wall_clock(cut / "eval.csv") == without_wall_clock(whole[0] / "eval.csv")
+    after = torch.load(cut / "checkpoint.pt", weights_only=True)
+    assert after["pending"] == [] and after["device"] == "cuda" and after["threads"] == 3
+    assert torch.equal(after["generator"], trained_on["generator"])
+    assert "was trained on cuda" in cli.call("--resume", cut, "--total-timesteps", "600", code=2).stderr
+
+
 def test_killed_before_the_first_timed_checkpoint(cli, whole):
     """It starts again from step 0; but a run with rows whose checkpoint is lost is not thrown away."""
     with cli.held("cut", "--checkpoint-seconds", "1000", at=260) as (process, cut):

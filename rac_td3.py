@@ -28,7 +28,7 @@ import gc
 import hashlib
 import json
 import math
-import multiprocessing
+import multiprocessing.connection
 import os
 import platform
 import shlex
@@ -38,8 +38,7 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
 from multiprocessing import resource_tracker
 from pathlib import Path
 from types import SimpleNamespace
@@ -125,7 +124,7 @@ class Args:
     eval_episodes: PositiveInt = 10  # episodes per evaluated beta, from the same initial states for all
     eval_beta_max: Beta | None = None  # largest evaluated beta; default train_beta_max (the paper's text: explore_beta_max)
     eval_workers: NonNegativeInt | None = None  # processes; default half the cores, at most 12; 0: in this process; same results
-    max_pending_evaluations: NonNegativeInt | None = None  # before training waits for them; default twice eval_workers
+    max_pending_evaluations: NonNegativeInt | None = None  # how many may wait before training does; default twice eval_workers
     bias_frequency: NonNegativeInt = 0  # environment steps between measurements of the normalised value bias; 0: never
 
 
@@ -480,10 +479,12 @@ def train_within(stack: contextlib.ExitStack, args: Args, stopped_by) -> dict:
     """See train(); `stack` closes what must be closed however training ends."""
     saved, path = {}, Path(args.resume or "", "checkpoint.pt")
     if args.resume is not None:
-        if path.exists():  # what is no run is not held
+        if os.path.exists(path):  # what is no run is not held
             stack.enter_context(hold(path.parent))
         saved = load_file(path)
         args = resumed(args, saved, Args())
+        if saved["state"]["step"] == args.total_timesteps:  # what is left can be done without a GPU
+            args.cuda = args.cuda and torch.cuda.is_available()
     env = FlatEnv(args.env_id, disable_env_checker=False)
     args = check_args(args, env.action_dim)
     if env.has_images:
@@ -502,18 +503,22 @@ def train_within(stack: contextlib.ExitStack, args: Args, stopped_by) -> dict:
         name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}".replace("/", "_").replace(":", "_")
         run_dir = Path(args.run_root, args.run_name or name)
         stack.enter_context(hold(run_dir, new=True))
-    # Of a run that was trained on a GPU, and resumed here to play its last evaluations.
-    other_device = saved.get("device", device.type) != device.type
-    elsewhere = {name: saved[name] for name in ("device", "threads", "generator")} if other_device else {}
+    # A finished run may be resumed on another device, to play its last evaluations; its checkpoint stays one of the first.
+    elsewhere = {}
+    if saved.get("device", device.type) != device.type:
+        elsewhere = copy.deepcopy({name: saved[name] for name in ("device", "threads", "generator", "obs")})
+        elsewhere["args"] = dataclasses.asdict(saved["args"])
     start, saved_time, saved_step = time.time() - saved.get("seconds", 0.0), time.time(), run.step if saved else None
     identity = {"script": SCRIPT, "format": FORMAT, "obs_dim": env.obs_dim, "bounds": torch.from_numpy(env.bounds),
                 "args": dataclasses.asdict(dataclasses.replace(args, resume=None))}  # fmt: skip
     evaluator = stack.enter_context(Evaluator(args, seeds_for(args.seed, 0, 0, args.eval_episodes)))
     evaluator.pending += copy.deepcopy(saved.get("pending", []))
+    most = 2 * args.eval_workers if args.max_pending_evaluations is None else args.max_pending_evaluations
     tracker, outcome = start_tracking(args, run_dir) if args.track else None, 1
     bar_format = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
-    bar = tqdm(total=args.total_timesteps, initial=run.step, unit="step", dynamic_ncols=True, smoothing=0.05,
-               mininterval=0.5 if sys.stderr.isatty() else 30, bar_format=bar_format.replace("<{remaining}", ""))  # fmt: skip
+    new_bar = functools.partial(tqdm, total=args.total_timesteps, unit="step", dynamic_ncols=True, smoothing=0.05,
+                                desc=run_dir.name[:40], mininterval=0.5 if sys.stderr.isatty() else 30)  # fmt: skip
+    bar = new_bar(initial=run.step, bar_format=bar_format.replace("<{remaining}", ""))
 
     def log(name: str, row: dict) -> None:
         """Append a row to a CSV file, with the header where the file is new, and to Weights & Biases."""
@@ -583,12 +588,13 @@ def train_within(stack: contextlib.ExitStack, args: Args, stopped_by) -> dict:
         return obs
 
     try:
-        random_state, actions = None, list(saved["actions"].numpy().copy()) if saved else []
+        first, random_state, actions = True, None, list(saved["actions"].numpy().copy()) if saved else []
         obs = begin_episode()
-        if actions and not np.array_equal(obs, saved["obs"].numpy()):
+        if actions and not elsewhere and not np.array_equal(obs, saved["obs"].numpy()):
             tell(f"{args.env_id} is not deterministic: the run goes on, but not exactly as it would have")
         saved.clear()  # lets go of the file, which the next checkpoint replaces
-        run.scripts = keep_script(run_dir, identity["args"], device, run.scripts)
+        if not elsewhere:
+            run.scripts = keep_script(run_dir, identity["args"], device, run.scripts)
         save()
         random_state = learner.generator.get_state()
         while run.step < args.total_timesteps and not stopped_by:
@@ -598,13 +604,13 @@ def train_within(stack: contextlib.ExitStack, args: Args, stopped_by) -> dict:
             learner.store(run.step, obs, action, reward, terminated, next_obs)
             learning = run.step + 1 - args.learning_starts  # environment steps since learning started, this one included
             if learning > 0:
-                first = bar.bar_format != bar_format
                 if first and args.compile:
                     bar.set_description_str("compiling the update (10 to 60 s)")
                 learner.update(run.step + 1)
                 if first:  # the time left counts from here: random steps and compiling say nothing of it
-                    bar.reset()
-                    bar.bar_format, bar.initial, bar.n, bar.last_print_n = bar_format, run.step, run.step, run.step
+                    bar.leave = False
+                    bar.close()
+                    bar, first = new_bar(initial=run.step, bar_format=bar_format), False
             run.step, run.episodic_return, obs = run.step + 1, run.episodic_return + reward, next_obs
             actions.append(action)
             bar.update()
@@ -622,7 +628,7 @@ def train_within(stack: contextlib.ExitStack, args: Args, stopped_by) -> dict:
                 obs = begin_episode()
             if run.step % 10 == 0 or done:
                 collect()
-            while len(evaluator.pending) > args.max_pending_evaluations and not stopped_by:
+            while len(evaluator.pending) > most and not stopped_by:
                 collect(1.0, "training waits for evaluations")
             if time.time() - saved_time >= args.checkpoint_seconds:
                 save()
@@ -781,8 +787,7 @@ def start_worker(lifeline) -> None:
         os.nice(10)
 
     def wait_for_the_end() -> None:
-        with contextlib.suppress(OSError):
-            lifeline.poll(None)
+        multiprocessing.connection.wait([lifeline])
         os._exit(0)
 
     threading.Thread(target=wait_for_the_end, daemon=True).start()
@@ -823,7 +828,7 @@ class Evaluator:
             if can_mask:  # inherited by the workers: Ctrl-C is for training alone
                 resource_tracker.ensure_running()  # its start would unblock the signal
                 mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
-            with contextlib.suppress(BrokenProcessPool):  # poll() and map() will meet it again
+            with contextlib.suppress(BrokenExecutor):  # poll() and map() will meet it again
                 for _ in range(self.args.eval_workers):
                     self.pool.submit(os.getpid)  # spawns one
             if can_mask:
@@ -848,13 +853,13 @@ class Evaluator:
         while True:
             try:
                 return list(self.pool.map(function, items))
-            except BrokenProcessPool:
+            except BrokenExecutor:
                 self.mend()
 
     def poll(self, seconds: float = 0.0):
         """Start what is pending, wait up to `seconds` for the oldest; yields (row of eval.csv, actor) of what has ended."""
         try:
-            for inputs in self.pending[len(self.futures) :]:
+            for inputs in self.pending[len(self.futures) : 2 * self.args.eval_workers + 1]:
                 arrays = [{key: tensor.numpy() for key, tensor in x.items()} if isinstance(x, dict) else x for x in inputs]
                 self.futures.append(self.pool.submit(evaluate, self.args, self.seeds, *arrays))
             wait(self.futures[:1], seconds)
@@ -862,7 +867,7 @@ class Evaluator:
                 row, self.deaths = self.futures[0].result(), 0
                 del self.futures[0]
                 yield row, self.pending.pop(0)[3]
-        except BrokenProcessPool:
+        except BrokenExecutor:
             self.mend()
 
 
@@ -879,8 +884,6 @@ def check_args(args: Args, action_dim: int = 0) -> Args:
     args.total_timesteps = args.total_timesteps or {"Humanoid": 1_000_000}.get(name, 300_000)
     args.buffer_size = args.buffer_size or REPLAY_CAPACITY.get(name, 1_000_000)
     args.eval_workers = max(1, min(12, cores // 2)) if args.eval_workers is None else args.eval_workers
-    if args.max_pending_evaluations is None:
-        args.max_pending_evaluations = 2 * args.eval_workers
     if action_dim and getattr(args, "target_entropy", 0.0) is None:
         args.target_entropy = -float(action_dim)
     check_own_args(args, name)
@@ -920,7 +923,7 @@ def set_up_torch(args: Args, device: torch.device) -> None:
         exact = a.double() @ b.double()
         precision = "medium" if float((torch.bmm(a, b) - exact).norm() / exact.norm()) < 1e-6 else "highest"
         if precision == "highest":
-            tell("--matmul-precision medium would take about half the time here, with products in bfloat16 (README, Speed)")
+            tell("--matmul-precision medium would be up to twice as fast here, with bfloat16 products (README, Precision)")
     torch.set_float32_matmul_precision(precision)
     if args.compile:
         torch.compiler.reset()  # what earlier runs of this process compiled would count against the limit of recompilations
@@ -936,9 +939,8 @@ def allocate_replay(args: Args, width: int, device: torch.device) -> torch.Tenso
     try:
         return torch.empty(args.buffer_size, width, device=device)
     except RuntimeError:
-        gib = args.buffer_size * width * 4 / 2**30
-        size = f"a replay of {gib:.1f} GiB (buffer_size {args.buffer_size})"
-        raise UserError(f"{size} does not fit on {device}; choose a smaller buffer_size.") from None
+        size = f"{args.buffer_size * width * 4 / 2**30:.1f} GiB (buffer_size {args.buffer_size})"
+        raise UserError(f"a replay of {size} does not fit on {device}; choose a smaller buffer_size.") from None
 
 
 class FlatEnv(gym.Wrapper):
@@ -1112,7 +1114,10 @@ class Policy:
     observation of another shape or with non-finite numbers, and for a condition outside the trained range.
     """
 
-    def __init__(self, content: dict):
+    def __init__(self, path: str | Path):
+        content = load_file(Path(path, "policy.pt") if Path(path).is_dir() else Path(path))
+        if "evaluation" not in content:
+            raise UserError(f"{path} holds no policy; give a run directory, a policy.pt or a best_policy.pt.")
         args, self.obs_dim, (self.low, self.high) = content["args"], content["obs_dim"], content["bounds"].numpy()
         self.range, self.best = condition_range(args), content["evaluation"][f"best_{CONDITION}"]
         self.actor = load_network(args, "actor", content["actor"], self.obs_dim, len(self.low))
@@ -1131,10 +1136,7 @@ class Policy:
 
 def load_policy(path: str | Path) -> Policy:
     """The policies of a run directory as last evaluated, or those of a policy.pt or best_policy.pt; needs no environment."""
-    content = load_file(Path(path, "policy.pt") if Path(path).is_dir() else Path(path))
-    if "evaluation" not in content:
-        raise UserError(f"{path} holds no policy; give a run directory, a policy.pt or a best_policy.pt.")
-    return Policy(content)
+    return Policy(path)
 
 
 def start_tracking(args: Args, run_dir: Path):
@@ -1195,11 +1197,9 @@ def resumed(asked: Args, saved: dict, unset: Args, may_differ=MAY_DIFFER) -> Arg
     names = vars(asked).keys() - own.keys()
     changed = {name for name in names if getattr(asked, name) not in (getattr(args, name), getattr(unset, name))}
     if changed - {*may_differ}:
-        unused = ", ".join(sorted(changed - {*may_differ}))
-        tell(f"not used, because the arguments that the run was saved with win: {unused}")
+        tell(f"not used, because the arguments that the run was saved with win: {', '.join(sorted(changed - {*may_differ}))}")
     if "total_timesteps" in changed and asked.total_timesteps < args.total_timesteps:
-        steps = f"total_timesteps is {asked.total_timesteps}"
-        raise UserError(f"{steps}; on resuming it may only grow, from {args.total_timesteps}.")
+        raise UserError(f"total_timesteps is {asked.total_timesteps}; on resuming it may only grow, from {args.total_timesteps}.")
     return dataclasses.replace(args, **own, **{name: getattr(asked, name) for name in changed & {*may_differ}})
 
 
@@ -1210,11 +1210,11 @@ def evaluate_run(args: Args, checkpoint: dict) -> None:
     """
     run_dir, args, conditions = Path(args.evaluate), check_args(dataclasses.replace(args, cuda=None)), eval_conditions(args)
     step, best = checkpoint["state"]["step"], checkpoint["state"]["last"].get(f"best_{CONDITION}")
-    actor = {key.removeprefix("actor."): value for key, value in checkpoint["tensors"].items() if key.startswith("actor.")}
+    tensors = checkpoint["tensors"]
+    actor = {key.removeprefix("actor."): tensor.numpy() for key, tensor in tensors.items() if key.startswith("actor.")}
     FlatEnv(args.env_id).close()  # a missing environment is the user's to mend, not a worker's to die of
     with Evaluator(args, seeds_for(args.seed, 1, 0, args.eval_episodes)) as evaluator:
-        arrays = {key: tensor.numpy() for key, tensor in actor.items()}
-        returns = evaluator.map(functools.partial(evaluate_one, args, evaluator.seeds, arrays), conditions)
+        returns = evaluator.map(functools.partial(evaluate_one, args, evaluator.seeds, actor), conditions)
     best = conditions[int(np.argmax([r.mean() for r in returns]))] if best is None else best
     lines = [f"global_step,{CONDITION},return,return_std,best_in_training"]
     table = [f"{args.env_id}, step {step}, {args.eval_episodes} fresh episodes per {CONDITION}"]

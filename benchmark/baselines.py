@@ -84,7 +84,7 @@ def check_args(args: Args) -> Args:
     for name in ("buffer_size", "total_timesteps"):
         if getattr(args, name) < smallest:
             raise UserError(f"{name} is {getattr(args, name)}; it must be at least learning_starts and batch_size, {smallest}.")
-    if args.run_name is not None and (Path(args.run_name).name != args.run_name or len(args.run_name) > 200):
+    if args.run_name is not None and not (Path(args.run_name).name == args.run_name != ".." and len(args.run_name) <= 200):
         raise UserError(f"run_name is {args.run_name!r}; it must be a plain folder name of at most 200 characters.")
     if args.cuda and not torch.cuda.is_available():
         raise UserError("cuda was asked for, but PyTorch finds no CUDA device here.")
@@ -307,10 +307,10 @@ def train(args: Args, stopped_by: list[int] | tuple = ()) -> Run:
 
 def evaluate_run(args: Args, saved: dict) -> None:
     """Print return +- std of a run's policy on fresh episodes, and write it into evaluate.csv."""
-    args, run_dir = check_args(args), Path(args.evaluate)
+    args, run_dir = check_args(dataclasses.replace(args, cuda=None)), Path(args.evaluate)
     envs = [FlatEnv(args.env_id) for _ in range(args.eval_episodes)]
     model = make_model(args, envs[0])
-    restore(model, saved)
+    model.set_parameters(saved["parameters"], device=model.device)
     returns = play_returns(model, envs, seeds_for(args.seed, 1, 0, args.eval_episodes))
     step, mean, std = saved["step"], returns.mean(), returns.std()
     text = f"global_step,return,return_std,best_in_training\n{step},{mean},{std},1\n"

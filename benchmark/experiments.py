@@ -70,7 +70,7 @@ SMOKE = "smoke_"  # before a variant's name: the same with tiny networks, never 
 
 # Arguments that change how a run is done, not what it learns.
 HARMLESS = ("track", "wandb_project_name", "wandb_entity", "capture_video", "checkpoint_seconds", "compile", "cudagraphs", "cuda",
-            "torch_deterministic", "matmul_precision", "eval_workers", "bias_frequency")  # fmt: skip
+            "torch_deterministic", "matmul_precision", "eval_workers", "max_pending_evaluations", "bias_frequency")  # fmt: skip
 HOUSEKEEPING = (*HARMLESS, "seed", "env_id", "exp_name", "run_root", "run_name", "resume", "evaluate", "total_timesteps")
 ACTION_DIM = {"Humanoid": 17, "Ant": 8, "Walker2d": 6, "HalfCheetah": 6, "Hopper": 3}
 
@@ -150,11 +150,6 @@ def script_defaults(script: str) -> dict:
     return found
 
 
-def of_script(flags: dict[str, str], script: str) -> dict[str, str]:
-    """Those of an experiment's flags that a script has: the baselines know no beta."""
-    return {name: value for name, value in flags.items() if name in script_defaults(script)}
-
-
 def parts_of(exp_name: str) -> tuple[str, list[str]]:
     """The variant's name and the flag_value of every +flag_value after it; a + within a number (1e+0) is none of them."""
     name, *extra = re.split(r"\+(?=[A-Za-z_])", exp_name)
@@ -173,7 +168,7 @@ def expected(exp_name: str, env_id: str) -> dict | None:
         return None
     settings = {**script_defaults(script), "script": Path(script).stem}
     if name.startswith(SMOKE):
-        settings.update(of_script(given(TINY), script))
+        settings.update({key: value for key, value in given(TINY).items() if key in settings})
     settings.update(given(flags))
     changed = dict(item.rsplit("_", 1) if "_" in item else (item, "") for item in extra)
     if not changed.keys() <= settings.keys():  # somebody's own name

@@ -5,12 +5,11 @@
     python benchmark/gpu.py train --out results/ --env-ids Walker2d-v4 Hopper-v4 --seeds 4 --run-root runs
 
 check runs the tests, those of CUDA included. speed times all modes and precisions at each environment's sizes. train lets several
-runs share the GPU, evaluations deferred; the same command again goes on with all of them, and
-`python rac_sac.py --resume runs/NAME` plays what is pending, on any machine. Each leaves <command>.csv and <command>.json in
+runs share the GPU, evaluations deferred; the same command again goes on with all of them, and when a run has been trained to its
+end `python rac_sac.py --resume runs/NAME` plays what is pending, on any machine. Each leaves <command>.csv and <command>.json in
 --out. What follows a lone -- goes to pytest, to throughput.py, or to the scripts.
 """
 
-import csv
 import json
 import os
 import signal
@@ -25,6 +24,7 @@ from typing import Annotated, Literal
 sys.path.insert(0, str(Path(__file__).resolve().parent / "speed"))
 import torch
 import tyro
+from job import last_row, number
 from measure import ROOT, about, fail, table, words, write
 
 
@@ -40,11 +40,11 @@ class Options:
     more: tyro.conf.Suppress[tuple[str, ...]] = ()  # what follows a lone --
 
 
-def run_all(commands: list[list[str]], logs: list[Path], seconds: float, **environment: str) -> list[int]:
-    """Run the commands side by side, their output in `logs`; SIGTERM after `seconds` or on Ctrl-C; returns the exit codes."""
+def run_all(commands: list[list[str]], logs: list[Path], seconds: float, stop=signal.SIGTERM, **environment: str) -> list[int]:
+    """Run the commands side by side, their output in `logs`; the signal `stop` after `seconds` or on Ctrl-C; exit codes."""
     processes = []
     for command, log in zip(commands, logs, strict=True):
-        with open(log, "ab") as output:
+        with open(log, "wb") as output:
             processes.append(subprocess.Popen(command, cwd=ROOT, env={**os.environ, **environment}, stdout=output, stderr=output))
     try:
         deadline = time.monotonic() + seconds
@@ -52,16 +52,16 @@ def run_all(commands: list[list[str]], logs: list[Path], seconds: float, **envir
             process.wait(max(0.0, deadline - time.monotonic()))
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
         for process in processes:
-            process.send_signal(signal.SIGTERM)
+            process.send_signal(stop)
     return [process.wait() for process in processes]
 
 
-def check(options: Options, seconds: float) -> list[dict]:
-    """A row for each test: its name, outcome and seconds."""
+def check(options: Options, seconds: float) -> tuple[list[dict], bool]:
+    """A row for each test: its name, outcome and seconds; whether all passed."""
     found = options.out / "tests.xml"
     found.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", "-m", "not benchmark", f"--junitxml={found.resolve()}", *options.more]
-    (code,) = run_all([command], [options.out / "check.log"], seconds)
+    (code,) = run_all([command], [options.out / "check.log"], seconds, signal.SIGINT)  # on which it writes what it has
     rows = []
     for case in ElementTree.parse(found).iter("testcase") if found.exists() else ():
         outcome = next((child.tag for child in case if child.tag in ("failure", "error", "skipped")), "passed")
@@ -71,63 +71,58 @@ def check(options: Options, seconds: float) -> list[dict]:
         fail(f"the tests ended with exit code {code} and without results; {options.out / 'check.log'} says why.")
     counts = {outcome: [row["outcome"] for row in rows].count(outcome) for outcome in ("passed", "failure", "error", "skipped")}
     print(table(tuple(counts), [tuple(str(count) for count in counts.values())]))
-    return rows
+    print(f"pytest ended with exit code {code}{', stopped before all tests were run' if code == 2 else ''}")
+    return rows, code == 0
 
 
-def speed(options: Options, seconds: float) -> list[dict]:
-    """A row for each script, mode, precision and environment, as throughput.py has it."""
-    modes, rows = ["eager", "compile"], []
-    modes += ["graph", "compile+graph"] if torch.cuda.is_available() else []
+def speed(options: Options, seconds: float) -> tuple[list[dict], bool]:
+    """A row for each script, mode, precision and environment, as throughput.py has it; whether all was measured."""
+    cuda, rows, failed = torch.cuda.is_available(), [], False
+    modes = ["eager", "compile", "graph", "compile+graph"] if cuda else ["eager", "compile"]
+    how = ["--matmul-precision", "auto", "high" if cuda else "medium", "--modes", *modes, "--scripts", *options.scripts,
+           "--repeats", "3", "--no-split", "--loop-steps", "500" if cuda else "20"]  # fmt: skip
     for env_id in options.env_ids:
         folder = options.out / f"speed-{env_id}"
         folder.mkdir(exist_ok=True)
-        what = ["--env-id", env_id, "--scripts", *options.scripts, "--modes", *modes, "--out", str(folder.resolve())]
-        precisions = ["--matmul-precision", "auto", "high", "medium"]
-        command = [sys.executable, "benchmark/speed/throughput.py", *what, *precisions, *options.more]
-        (code,) = run_all([command], [folder / "speed.log"], seconds / len(options.env_ids))
-        if code:
-            fail(f"throughput.py ended with exit code {code}; {folder / 'speed.log'} says why, or --minutes were too few.")
+        command = [sys.executable, "benchmark/speed/throughput.py", *how, "--env-id", env_id, "--out", str(folder.resolve())]
+        (code,) = run_all([[*command, *options.more]], [folder / "speed.log"], seconds / len(options.env_ids))
         print((folder / "speed.log").read_text())
-        rows += [{"env_id": env_id, **row} for row in json.loads((folder / "throughput.json").read_text())["rows"]]
-    return rows
+        if code:
+            failed = f"throughput.py ended with exit code {code} for {env_id}; {folder / 'speed.log'} says why, if not --minutes"
+            print(failed, file=sys.stderr)
+        else:
+            rows += [{"env_id": env_id, **row} for row in json.loads((folder / "throughput.json").read_text())["rows"]]
+    return rows, not failed
 
 
-def last_row(path: Path) -> dict:
-    """The last row of a CSV file, {} where there is none."""
-    with open(path, newline="") if path.exists() else open(os.devnull) as file:
-        return ([{}] + list(csv.DictReader(file)))[-1]
-
-
-def train(options: Options, seconds: float) -> list[dict]:
-    """A row for each run: its step, its steps per second in this call, the last evaluation that was played."""
+def train(options: Options, seconds: float) -> tuple[list[dict], bool]:
+    """A row for each run: its step, its steps per second in this call, the last evaluation played; whether none failed."""
     count = len(options.scripts) * len(options.env_ids) * options.seeds
-    share = max(1, (os.cpu_count() or 1) // count)
-    root, names, commands, before = options.run_root.resolve(), [], [], []
-    root.mkdir(parents=True, exist_ok=True)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    share = max(1, cores // count)
+    root, names, commands, rows = options.run_root.resolve(), [], [], []
     for seed in range(1, options.seeds + 1):
         for env_id in options.env_ids:
             for script in options.scripts:
                 names.append(f"{env_id}__{script}__{seed}".replace("/", "_").replace(":", "_"))
                 begun = (root / names[-1] / "checkpoint.pt").exists()
                 how = ["--resume", str(root / names[-1])] if begun else ["--run-root", str(root), "--run-name", names[-1]]
-                how += [] if begun else ["--env-id", env_id, "--seed", str(seed), *options.more]
-                commands.append([sys.executable, f"{script}.py", *how, "--eval-workers", str(max(1, share - 1)),
-                                 "--max-pending-evaluations", "1000000"])  # fmt: skip
-    for name in names:
-        before.append(last_row(root / name / "train.csv"))
+                how += [] if begun else ["--env-id", env_id, "--seed", str(seed)]
+                how += ["--eval-workers", str(max(1, share - 1)), "--max-pending-evaluations", "1000000", *options.more]
+                commands.append([sys.executable, f"{script}.py", *how])
+    before = [last_row(root / name, "train.csv") for name in names]
     codes = run_all(commands, [root / f"{name}.log" for name in names], seconds, OMP_NUM_THREADS=str(share))
-    rows = []
     for name, old, code in zip(names, before, codes, strict=True):
-        new, evaluated = last_row(root / name / "train.csv"), last_row(root / name / "eval.csv")
-        steps, passed = (float(new.get(key, 0)) - float(old.get(key, 0)) for key in ("global_step", "charts/wall_seconds"))
-        row = {"run": name, "exit_code": code, "global_step": int(new.get("global_step", 0))}
-        row |= {"steps_per_second": round(steps / passed, 2) if passed else 0.0}
-        row |= {"evaluated_step": evaluated.get("global_step", ""), "best_return": evaluated.get("eval/best_return", "")}
-        rows.append(row)
+        new, evaluated = last_row(root / name, "train.csv"), last_row(root / name, "eval.csv")
+        steps, passed = (number(new, key) - number(old, key) for key in ("global_step", "charts/wall_seconds"))
+        rows.append({"run": name, "exit_code": code, "global_step": int(number(new, "global_step")),
+                     "steps_per_second": round(steps / passed, 2) if min(steps, passed) > 0 else 0.0,
+                     "evaluated_step": evaluated.get("global_step", ""),
+                     "best_return": evaluated.get("eval/best_return", "")})  # fmt: skip
     print(table(tuple(rows[0]), [tuple(str(value) for value in row.values()) for row in rows]))
-    print(f"together {sum(row['steps_per_second'] for row in rows):.1f} steps per second, random steps included; "
-          f"exit code {128 + signal.SIGTERM}: stopped with a checkpoint, the same command goes on")  # fmt: skip
-    return rows
+    print(f"together {sum(row['steps_per_second'] for row in rows):.1f} steps per second, random steps included")
+    print(f"logs: {root}/*.log; exit code {128 + signal.SIGTERM}: stopped with a checkpoint, the same command goes on")
+    return rows, all(code in (0, 128 + signal.SIGTERM, -signal.SIGTERM) for code in codes)  # the last: before it had begun
 
 
 def main() -> None:
@@ -135,15 +130,20 @@ def main() -> None:
     end = given.index("--") if "--" in given else len(given)
     options = tyro.cli(Options, args=given[:end], description=__doc__)
     options.more = tuple(given[end + 1 :])
-    if options.minutes <= 0 or options.seeds < 1:
-        fail("minutes must be above 0 and seeds at least 1.")
-    options.out.mkdir(parents=True, exist_ok=True)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    print(words(about(device)), flush=True)
-    rows = {"check": check, "speed": speed, "train": train}[options.command](options, 60 * options.minutes)
-    write(options.out, options.command, about(device), options, rows)
-    if options.command == "check" and any(row["outcome"] in ("failure", "error") for row in rows):
-        sys.exit(1)
+    if options.minutes <= 0 or options.seeds < 1 or not options.env_ids or not options.scripts:
+        fail("minutes must be above 0, seeds at least 1, and env_ids and scripts must name something.")
+    try:
+        for folder in (options.out, options.run_root) if options.command == "train" else (options.out,):
+            folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        fail(f"{folder} cannot be made: {error.strerror}.")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what it has started is stopped as by Ctrl-C
+    machine = about(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    print(words(machine), flush=True)
+    rows, well = {"check": check, "speed": speed, "train": train}[options.command](options, 60 * options.minutes)
+    if rows:
+        write(options.out, options.command, machine, options, rows)
+    sys.exit(0 if well else 1)
 
 
 if __name__ == "__main__":

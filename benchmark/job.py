@@ -52,8 +52,7 @@ def read_config(run_dir: str) -> dict | None:
 
 def is_done(job: dict) -> bool:
     """Trained as far as the grid asks and, by a script that can, its final policies evaluated on fresh episodes."""
-    names = ("eval.csv", "evaluate.csv") if job["evaluates"] else ("eval.csv",)
-    return all(last_step(job["run_dir"], name) >= job["steps"] for name in names)
+    return all(last_step(job["run_dir"], name) >= job["steps"] for name in ("eval.csv", "evaluate.csv"))
 
 
 def training_command(job: dict, python: str = "python") -> list[str]:
@@ -100,7 +99,7 @@ def attempt(job: dict, log: Path, began: int) -> str:
     fresh = not (run_dir / "checkpoint.pt").exists()
     # A run that was trained to its end is resumed too: it ends at once, with the checkpoint that is then evaluated.
     commands = [training_command(job, sys.executable), [sys.executable, job["script"], "--evaluate", job["run_dir"]]]
-    for command in commands[: 1 + job["evaluates"]]:
+    for command in commands:
         code = 1 if stop_file.exists() else run_process(command, log, job["cpus"], stop_file)
         if code:
             break

@@ -84,7 +84,8 @@ def own_scripts(options: Options) -> list[tuple[str, str, str]]:
         except (OSError, SyntaxError, ValueError) as error:
             raise UserError(f"{path} cannot be read as a Python script: {getattr(error, 'strerror', None) or error}.") from None
         if missing := sorted(NEEDED - defaults.keys()):
-            raise UserError(f"{path} has no argument {', '.join(missing)} in a class Args; start from a copy of a script here.")
+            lacking = f"{path} has no argument {', '.join(missing)} with a plain value in a class Args"
+            raise UserError(f"{lacking}; start from a copy of a script here.")
         found[defaults.get("exp_name") or path.stem, sha256(path)] = str(path)
     taken = {name: flags or sha256(script) for name, (_, script, flags) in experiments.VARIANTS.items()}
     own, names = [], [name for name, _ in found]
@@ -119,7 +120,9 @@ def make_jobs(options: Options, for_all: dict[str, str]) -> list[dict]:
                 defaults = script_defaults(script)
                 # A script may lack what an experiment sets for all of its runs, or what only says how a run is done.
                 settings = {key: value for key, value in given(common).items() if key in defaults} | given(flags)
-                settings |= {key: value for key, value in for_all.items() if key in defaults or key not in HARMLESS}
+                if wrong := [key for key in for_all if key not in defaults and key not in HARMLESS]:
+                    raise UserError(f"{script} has no argument {wrong[0]}; what follows -- goes to all, --variants chooses some.")
+                settings |= {key: value for key, value in for_all.items() if key in defaults}
                 steps = options.total_timesteps or settings.get("total_timesteps") or defaults.get("total_timesteps")
                 steps = int(steps or experiments.of_environment(experiments.STEPS, env_id))
                 name = f"{env_id}__{variant}{suffix}__{seed}".replace("/", "_").replace(":", "_")
@@ -136,8 +139,8 @@ def make_jobs(options: Options, for_all: dict[str, str]) -> list[dict]:
                     arguments += [f"--{flag}" if value == "True" else f"--no-{flag}"] if switch else [f"--{flag}", value]
                 digest = sha256(script) if Path(script).is_absolute() else ""  # of an own script
                 jobs.append({"name": name, "run_dir": str(run_dir), "script": str(ROOT / script), "steps": steps,
-                             "arguments": arguments, "settings": settings, "cpus": options.cpus_per_run, "sha256": digest,
-                             "evaluates": "evaluate" in defaults})  # fmt: skip
+                             "arguments": arguments, "settings": settings, "cpus": options.cpus_per_run,
+                             "sha256": digest})  # fmt: skip
     return jobs
 
 

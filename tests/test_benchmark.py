@@ -102,7 +102,7 @@ def test_three_commands_for_a_gpu(tmp_path):
     assert "without results" in error and "check.log says why" in error
     sizes = (*SIZES[2:], "--modes", "eager", "--loop-steps", "0", "--no-split")
     gpu("speed", "--out", "out", "--env-ids", "Hopper-v4", "--", *sizes)
-    assert [(row["env_id"], row["mode"]) for row in results(out, "speed")["rows"]] == 3 * [("Hopper-v4", "eager")]
+    assert [(row["env_id"], row["mode"]) for row in results(out, "speed")["rows"]] == 2 * [("Hopper-v4", "eager")]
     train = ("train", "--out", "out", "--env-ids", "Hopper-v4", "--seeds", "2")
     gpu(*train, "--minutes", "0.002", "--", *TRAIN)  # nothing comes of it but run directories, at most
     gpu(*train, "--", *TRAIN)
@@ -110,3 +110,5 @@ def test_three_commands_for_a_gpu(tmp_path):
     assert [(row["run"], row["exit_code"], row["global_step"], row["evaluated_step"]) for row in rows] == [
         (f"Hopper-v4__rac_sac__{seed}", 0, 500, "500") for seed in (1, 2)]  # fmt: skip
     assert all(row["steps_per_second"] > 0 and float(row["best_return"]) for row in rows)
+    gpu("train", "--out", "out", "--seeds", "1", "--run-root", "other", "--", "--utd", "0", code=1)
+    assert "utd is 0; it must be greater than 0" in (tmp_path / "other/Ant-v4__rac_sac__1.log").read_text()

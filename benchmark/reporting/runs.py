@@ -10,12 +10,9 @@ from pathlib import Path
 
 import pandas as pd
 from experiments import HOUSEKEEPING, PAPER_ENVS, SMOKE, SWEEPS, VARIANTS, base_of, deviations, label, parts_of, short_name
+from job import UserError
 
 CONDITIONS = {"rac_sac": "beta", "rac_td3": "beta", "vanilla_rac": "beta", "rac_itm": "k"}
-
-
-class UserError(Exception):
-    """A mistake of the user: shown as one sentence, exit code 2."""
 
 
 @dataclass
@@ -89,12 +86,10 @@ def read_csv(path: Path, warn, required: tuple[str, ...] = ("global_step",)) -> 
         return pd.DataFrame()
     for number, row in enumerate(rows[1:], 2):
         try:
-            if len(row) != len(header):
+            values_here = dict(zip(header, (float(cell or "nan") for cell in row), strict=True))
+            if not all(math.isfinite(values_here[name]) for name in required):
                 raise ValueError
-            values.append([float(cell) if cell else math.nan for cell in row])
-            if not all(math.isfinite(value) for name, value in zip(header, values[-1], strict=True) if name in required):
-                values.pop()
-                raise ValueError
+            values.append(values_here)
         except ValueError:
             warn(f"{path} is damaged in line {number}: left out from there on.")
             break
@@ -231,10 +226,9 @@ def group_runs(runs: list[Run], warn) -> list[Group]:
             where = "; ".join(str(group.runs[0].path) for group in same)
             warn(f"runs of {name} on {env_id} differ in {', '.join(differing)} and are shown apart ({where}).")
     for group in groups.values():
-        names = {other.exp_name for other in groups.values() if other.label == group.label}
-        if len(names) > 1:
+        alike = [other for other in groups.values() if other.label == group.label]
+        if len(names := {other.exp_name for other in alike}) > 1:
             warn(f"runs of {' and of '.join(sorted(names))} are called alike and told apart by their experiment names.")
-            alike = [other for other in groups.values() if other.label == group.label]
             for other in alike:
                 other.label += f" [exp_name {plain(other.exp_name)}]"
         seeds = {}

@@ -138,7 +138,7 @@ def published_at(curve: pd.DataFrame, step: int) -> tuple[float, float, int, set
 def with_rival(group: Group) -> bool:
     """Whether a ratio to the published rival compares like with like: an algorithm as its name says, at the rival's UTD."""
     beside = parts_of(group.exp_name)[1] or group.deviations(group.exp_name) or group.told_apart_by
-    return not beside and (group.exp_name in VARIANTS or group.runs[0].args.get("utd", 20) == 20)
+    return not beside and (group.exp_name in VARIANTS or group.runs[0].args.get("utd") == 20)
 
 
 def beside_published(groups: list[Group], names: tuple[str, ...]) -> tuple[Table, Table]:
@@ -159,8 +159,8 @@ def beside_published(groups: list[Group], names: tuple[str, ...]) -> tuple[Table
         for (name, policy, seeds), cells, comparable in sources:
             row = {"environment": env_id, "algorithm": name, "policy": policy, "seeds": seeds}
             returns.append(row | {f"{step:,}": plus_minus(*cell[:3]) if cell else NONE for step, cell in cells.items()})
-            shares = {step: cell[0] / rival[step][0] for step, cell in cells.items()
-                      if comparable and cell and rival[step] and rival[step][0] > 0}  # fmt: skip
+            shares = {step: cell[0] / rival[step][0] for step, cell in cells.items() if comparable and cell and rival[step]
+                      and rival[step][0] > 0 and min(cell[3] | rival[step][3]) >= 0.95 * step}  # fmt: skip
             if shares:
                 ratios.append(row | {f"{step:,}": f"{shares[step]:.2f}" if step in shares else NONE for step in STEPS})
             for step, cell in cells.items():
@@ -176,8 +176,9 @@ def beside_published(groups: list[Group], names: tuple[str, ...]) -> tuple[Table
     if elsewhere:
         lines = [f"{name}: {', '.join(text for _, text in sorted(places))}" for name, places in elsewhere.items()]
         notes.append(f"Evaluations used where there is none at the step itself. {'; '.join(lines)}.")
-    note = (f"Mean return over that of published {RIVAL} (UTD 20) at the same step (by the rule above) and version of the "
-            "environment; only for algorithms with the settings of their names, and for others at UTD 20.")  # fmt: skip
+    note = (f"Mean return over that of published {RIVAL} (UTD 20) at the same step (by the rule above, where the evaluation is "
+            "at most 5 % of the steps earlier) and version of the environment; only for algorithms with the settings of their "
+            "names, and for others at UTD 20.")  # fmt: skip
     return Table(pd.DataFrame(returns), notes), Table(pd.DataFrame(ratios), [note])
 
 

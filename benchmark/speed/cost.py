@@ -4,12 +4,12 @@ python benchmark/speed/cost.py --seeds 8
 python benchmark/speed/cost.py --seeds 8 --gpu-steps-per-second 100
 """
 
-import itertools
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import numpy as np
 import tyro
 from experiments import EXPERIMENTS, STEPS, given, members, of_environment, short_name
 
@@ -32,25 +32,14 @@ class Options:
     gpu_steps_per_second: float = 100.0  # of training on a GPU, measured by throughput.py; the same for any UTD and N
 
 
-def relative(argument: str, value: float) -> float:
-    """Cost of a step relative to the default's, between measured values along a straight line."""
-    points = sorted(RELATIVE[argument].items())
-    for (x0, y0), (x1, y1) in itertools.pairwise(points):
-        if x0 <= value <= x1:
-            return y0 + (y1 - y0) * (value - x0) / (x1 - x0)
-    raise ValueError(f"{argument} {value} lies outside of what was measured")
-
-
 def run_cost(env_id: str, script: str, flags: str) -> tuple[float, float, float]:
     """Learned steps, core-seconds of training on a CPU, and core-seconds of evaluation and value bias of one run."""
     step, evaluation, simulated = MEASURED[short_name(env_id)]
-    words = flags.split()
-    for argument in RELATIVE:
-        flag = "--" + argument.replace("_", "-")
-        if flag in words:
-            step *= relative(argument, float(words[words.index(flag) + 1]))
-    total = of_environment(STEPS, env_id)
-    learned, algorithm = total - RANDOM_STEPS, given(flags).get("algorithm")
+    settings = given(flags)
+    for argument, points in RELATIVE.items():
+        if argument in settings:
+            step *= np.interp(float(settings[argument]), list(points), list(points.values()))
+    learned, algorithm = of_environment(STEPS, env_id) - RANDOM_STEPS, settings.get("algorithm")
     policies = 1 if script == "vanilla_rac.py" or algorithm else POLICIES
     evaluations = learned / EVAL_FREQUENCY * evaluation * policies / POLICIES
     if algorithm:  # a baseline, which measures no value bias

@@ -5,6 +5,7 @@ import importlib
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import time
@@ -129,7 +130,7 @@ def about(device: torch.device) -> dict[str, str]:
         models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
         name = models[0].split(":", 1)[1].strip() if models else name
     git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
-    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
+    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip() if shutil.which("git") else ""
     versions = {name: importlib.import_module(name).__version__ for name in ("torch", "numpy", "gymnasium", "mujoco")}
     return {"processor": name, "threads": str(torch.get_num_threads()), "python": platform.python_version(), **versions,
             "commit": commit or "unknown", "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}  # fmt: skip

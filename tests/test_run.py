@@ -156,6 +156,7 @@ def test_workers_do_not_matter(cli):
     """The same seed gives the same run, value bias included, whatever the number of workers, none included."""
     options = ("--bias-frequency", "200", "--total-timesteps", "300")
     none = cli.train("none", *options)
+    cli.env["TQDM_DISABLE"] = "1"  # nor does the bar
     cli.run("--env-id", "Hopper-v4", "--run-name", "two", *cli.tiny, *options, "--eval-workers", "2")
     assert_same_run(none, cli.folder / "runs/two")
 
@@ -276,13 +277,17 @@ def test_evaluations_are_played_elsewhere(cli, whole):
     checkpoint = torch.load(cut / "checkpoint.pt", weights_only=True)
     assert [step for step, *_ in checkpoint["pending"]] == [200, 300, 400, 500] and not (cut / "eval.csv").exists()
     trained_on = {"device": "cuda", "generator": torch.zeros(16, dtype=torch.uint8), "threads": 3}
-    torch.save({**checkpoint, **trained_on}, cut / "checkpoint.pt")
-    cli.run("--resume", cut)
+    args = {**checkpoint["args"], "cuda": True, "compile": True}
+    torch.save({**checkpoint, **trained_on, "args": args}, cut / "checkpoint.pt")
+    before = (cut / "config.json").read_text()
+    cli.env.update(CXX="no-such-compiler", TORCHINDUCTOR_CACHE_DIR=str(cli.folder.parent / "empty"))
+    cli.run("--resume", cut, "--eval-workers", "0")
     assert without_wall_clock(cut / "eval.csv") == without_wall_clock(whole[0] / "eval.csv")
     after = torch.load(cut / "checkpoint.pt", weights_only=True)
-    assert after["pending"] == [] and after["device"] == "cuda" and after["threads"] == 3
+    assert after["pending"] == [] and after["device"] == "cuda" and after["threads"] == 3 and after["args"] == args
+    assert (cut / "config.json").read_text() == before
     assert torch.equal(after["generator"], trained_on["generator"])
-    assert "was trained on cuda" in cli.call("--resume", cut, "--total-timesteps", "600", code=2).stderr
+    assert "finds no CUDA device here" in cli.call("--resume", cut, "--total-timesteps", "600", code=2).stderr
 
 
 def test_killed_before_the_first_timed_checkpoint(cli, whole):

@@ -399,7 +399,7 @@ def test_stopped_and_killed_driver_goes_on(tmp_path):
     assert (run_dir / "evaluate.csv").read_text() == before
     report = [sys.executable, str(ROOT / "benchmark/report.py"), "runs", "--bootstrap", "20"]
     result = subprocess.run(report, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert "1 runs, 0 warnings" in result.stdout and "RAC-SAC (tiny)" in (tmp_path / "report/report.md").read_text()
+    assert "1 run, 0 warnings" in result.stdout and "RAC-SAC (tiny)" in (tmp_path / "report/report.md").read_text()
 
 
 @pytest.mark.slow

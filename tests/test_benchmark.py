@@ -32,6 +32,7 @@ def results(path, name):
     return result
 
 
+@pytest.mark.slow
 def test_throughput_of_all_scripts(tmp_path):
     flags = ("--modes", "eager", "--matmul-precision", "auto", "highest", "--loop-steps", "20")
     out = run("throughput.py", *SIZES, *flags, "--scripts", *SCRIPTS, "--out", "out", folder=tmp_path)
@@ -92,6 +93,7 @@ TRAIN = ("--no-compile --cuda False --total-timesteps 500 --learning-starts 200 
          "--hidden-dim 8 --utd 1 --num-critics 3 --buffer-size 500 --eval-frequency 100 --eval-episodes 2").split()  # fmt: skip
 
 
+@pytest.mark.slow
 def test_three_commands_for_a_gpu(tmp_path):
     """On the CPU: the tests, the modes, and runs side by side, with which the same command goes on."""
     out, gpu = tmp_path / "out", functools.partial(run, "../gpu.py", folder=tmp_path)

@@ -59,7 +59,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 import tyro
 from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
-from torch.func import functional_call, grad_and_value
+from torch.func import functional_call, grad, grad_and_value
 from tqdm import tqdm
 
 CONDITION = "k"  # what the policies of the family are told apart by
@@ -282,7 +282,7 @@ def prepare_targets(actor, temperature, next_obs, k, noise):
     return next_action, -temperature(log_k).exp() * log_prob
 
 
-def update_critics(critic, target_critic, moments, metrics, sizes, gamma, tau, scales, rows, k, next_action, entropy_bonus,
+def update_critics(critic, target_critic, moments, sizes, gamma, tau, scales, rows, k, next_action, entropy_bonus,
                    size, keys):  # fmt: skip
     """One critic (equations 33, 32) and Polyak step: rows (B, 2*O + A + 2), k, entropy_bonus, size (B,), next_action (B, A),
     keys (N, B)."""
@@ -295,11 +295,11 @@ def update_critics(critic, target_critic, moments, metrics, sizes, gamma, tau, s
         q = functional_call(critic, parameters, (obs, action, log_k))  # (N, B)
         return critic_loss(q, target), q
 
-    grads, (loss, q) = grad_and_value(loss_function, has_aux=True)(dict(critic.named_parameters()))
+    grads, q = grad(loss_function, has_aux=True)(dict(critic.named_parameters()))
     adam_step(critic, grads, moments, scales)
     for slow, fast in zip(target_critic.parameters(), critic.parameters(), strict=True):
         slow.lerp_(fast, tau)
-    metrics[:3] += torch.stack([loss / len(q), q.mean(), q.std(0).mean()])
+    return q, target
 
 
 def update_actor(actor, critic, temperature, moments, metrics, scales, obs, k, noise):
@@ -530,10 +530,13 @@ class Learner(nn.Module):
         keys = torch.rand(args.utd, args.num_critics, args.batch_size, **options)
         next_action, bonus = self.prepare_targets(self.actor, self.temperature, next_obs, k[:n], noise[:n])
         scales = adam_scales(self.counts["critic"], self.q_lr, args.utd)
-        constants = (self.critic, self.target, self.moments["critic"], self.metrics, self.sizes, args.gamma, args.tau)
+        constants = (self.critic, self.target, self.moments["critic"], self.sizes, args.gamma, args.tau)
         minibatches = (x[:n].split(args.batch_size) for x in (rows, k, next_action, bonus, size))
-        for inputs in zip(scales, *minibatches, keys, strict=True):
-            self.update_critics(*constants, *inputs)
+        made = [self.update_critics(*constants, *inputs) for inputs in zip(scales, *minibatches, keys, strict=True)]
+        # Once for all updates: on a GPU every sum is a kernel.
+        q, target = (torch.stack(parts) for parts in zip(*made, strict=True))  # (G, N, B), (G, B)
+        loss = torch.vmap(critic_loss)(q, target) / args.num_critics
+        self.metrics[:3] += torch.stack([loss.sum(), q.mean((1, 2)).sum(), q.std(1).mean(1).sum()])
         obs, k = rows[n:, : self.sizes[0]], k[n:]
         (scales,) = adam_scales(self.counts["actor"], args.policy_lr, 1)
         networks, adam = (self.actor, self.critic, self.temperature), (self.moments["actor"], self.metrics, scales)

@@ -58,7 +58,7 @@ import torch
 import torch.nn as nn
 import tyro
 from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
-from torch.func import functional_call, grad_and_value
+from torch.func import functional_call, grad, grad_and_value
 from tqdm import tqdm
 
 CONDITION = "beta"  # what the policies of the family are told apart by
@@ -235,7 +235,7 @@ def prepare_targets(actor, next_obs, beta, noise, noise_clip):
     return smoothed_action(actor(next_obs, beta.log()[:, None]), noise, noise_clip)
 
 
-def update_critics(critic, target_critic, moments, metrics, sizes, gamma, tau, scales, rows, beta, next_action):
+def update_critics(critic, target_critic, moments, sizes, gamma, tau, scales, rows, beta, next_action):
     """One critic (equations 17, 26) and Polyak step: rows (B, 2*O + A + 2), beta (B,), next_action (B, A)."""
     obs, action, reward, terminated, next_obs = rows.split(sizes, 1)
     log_beta = beta.log()[:, None]
@@ -246,11 +246,11 @@ def update_critics(critic, target_critic, moments, metrics, sizes, gamma, tau, s
         q = functional_call(critic, parameters, (obs, action, log_beta))  # (N, B)
         return critic_loss(q, target), q
 
-    grads, (loss, q) = grad_and_value(loss_function, has_aux=True)(dict(critic.named_parameters()))
+    grads, q = grad(loss_function, has_aux=True)(dict(critic.named_parameters()))
     adam_step(critic, grads, moments, scales)
     for slow, fast in zip(target_critic.parameters(), critic.parameters(), strict=True):
         slow.lerp_(fast, tau)
-    metrics[:3] += torch.stack([loss / len(q), q.mean(), q.std(0).mean()])
+    return q, target
 
 
 def update_actor(actor, critic, moments, metrics, scales, obs, beta):
@@ -448,9 +448,13 @@ class Learner(nn.Module):
         rows = self.replay[indices]
         next_action = self.prepare_targets(self.actor, rows[:n, -self.sizes[0] :], beta[:n], noise, args.noise_clip)
         scales = adam_scales(self.counts["critic"], self.q_lr, args.utd)
-        constants = (self.critic, self.target, self.moments["critic"], self.metrics, self.sizes, args.gamma, args.tau)
-        for inputs in zip(scales, *(x[:n].split(args.batch_size) for x in (rows, beta, next_action)), strict=True):
-            self.update_critics(*constants, *inputs)
+        constants = (self.critic, self.target, self.moments["critic"], self.sizes, args.gamma, args.tau)
+        minibatches = (x[:n].split(args.batch_size) for x in (rows, beta, next_action))
+        made = [self.update_critics(*constants, *inputs) for inputs in zip(scales, *minibatches, strict=True)]
+        # Once for all updates: on a GPU every sum is a kernel.
+        q, target = (torch.stack(parts) for parts in zip(*made, strict=True))  # (G, N, B), (G, B)
+        loss = torch.vmap(critic_loss)(q, target) / args.num_critics
+        self.metrics[:3] += torch.stack([loss.sum(), q.mean((1, 2)).sum(), q.std(1).mean(1).sum()])
         (scales,) = adam_scales(self.counts["actor"], args.policy_lr, 1)
         adam, obs = (self.moments["actor"], self.metrics, scales), rows[n:, : self.sizes[0]]
         self.update_actor(self.actor, self.critic, *adam, obs, beta[n:])

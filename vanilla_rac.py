@@ -58,7 +58,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 import tyro
 from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
-from torch.func import functional_call, grad_and_value
+from torch.func import functional_call, grad, grad_and_value
 from tqdm import tqdm
 
 CONDITION = "beta"  # what the policy is labelled by
@@ -282,7 +282,7 @@ def prepare_targets(actor, temperature, next_obs, noise):
     return next_action, -temperature(next_obs).exp() * log_prob
 
 
-def update_critics(critic, target_critic, moments, metrics, sizes, gamma, tau, beta, target_rule, scales, rows, next_action,
+def update_critics(critic, target_critic, moments, sizes, gamma, tau, beta, target_rule, scales, rows, next_action,
                    entropy_bonus, size, keys):  # fmt: skip
     """One critic (target: equation 6) and Polyak step: rows (B, 2*O + A + 2), next_action (B, A), entropy_bonus (B,), size (1,)
     and keys (N, 1): the minibatch's random subset for in-target-min."""
@@ -297,11 +297,11 @@ def update_critics(critic, target_critic, moments, metrics, sizes, gamma, tau, b
         q = functional_call(critic, parameters, (obs, action))  # (N, B)
         return critic_loss(q, target), q
 
-    grads, (loss, q) = grad_and_value(loss_function, has_aux=True)(dict(critic.named_parameters()))
+    grads, q = grad(loss_function, has_aux=True)(dict(critic.named_parameters()))
     adam_step(critic, grads, moments, scales)
     for slow, fast in zip(target_critic.parameters(), critic.parameters(), strict=True):
         slow.lerp_(fast, tau)
-    metrics[:3] += torch.stack([loss / len(q), q.mean(), q.std(0).mean()])
+    return q, target
 
 
 def update_actor(actor, critic, temperature, moments, metrics, scales, obs, noise):
@@ -522,10 +522,14 @@ class Learner(nn.Module):
         next_obs = rows[:n, -self.sizes[0] :]
         next_action, bonus = self.prepare_targets(self.actor, self.temperature, next_obs, noise[:n])
         scales = adam_scales(self.counts["critic"], self.q_lr, args.utd)
-        constants = (self.critic, self.target, self.moments["critic"], self.metrics, self.sizes, args.gamma, args.tau)
+        constants = (self.critic, self.target, self.moments["critic"], self.sizes, args.gamma, args.tau)
+        constants += (args.beta, args.target_rule)
         minibatches = (x[:n].split(args.batch_size) for x in (rows, next_action, bonus))
-        for inputs in zip(scales, *minibatches, size, keys, strict=True):
-            self.update_critics(*constants, args.beta, args.target_rule, *inputs)
+        made = [self.update_critics(*constants, *inputs) for inputs in zip(scales, *minibatches, size, keys, strict=True)]
+        # Once for all updates: on a GPU every sum is a kernel.
+        q, target = (torch.stack(parts) for parts in zip(*made, strict=True))  # (G, N, B), (G, B)
+        loss = torch.vmap(critic_loss)(q, target) / args.num_critics
+        self.metrics[:3] += torch.stack([loss.sum(), q.mean((1, 2)).sum(), q.std(1).mean(1).sum()])
         obs = rows[n:, : self.sizes[0]]
         (scales,) = adam_scales(self.counts["actor"], args.policy_lr, 1)
         networks, adam = (self.actor, self.critic, self.temperature), (self.moments["actor"], self.metrics, scales)

@@ -119,12 +119,12 @@ def update_critics(module, learner, rows, condition, noise, size, keys, function
         next_action = functions.prepare_targets(learner.actor, next_obs, condition, noise, noise_clip)
     else:
         next_action, *bonus = functions.prepare_targets(learner.actor, learner.temperature, next_obs, *conditioned, noise)
-    constants = (learner.critic, learner.target, learner.moments["critic"], learner.metrics, learner.sizes, 0.99, 0.005)
+    constants = (learner.critic, learner.target, learner.moments["critic"], learner.sizes, 0.99, 0.005)
     own = (args.beta, args.target_rule) if kind == "vanilla" else ()
     subset = (size, keys) if kind in ("vanilla", "itm") else ()
     scales = first_step(3e-4, rows.dtype).to(rows.device)
-    functions.update_critics(*constants, *own, scales, rows, *conditioned, next_action, *bonus, *subset)
-    found, loss = gradients(learner, "critic"), learner.metrics[0].item() * len(members(learner))  # the metric is of one member
+    q, target = functions.update_critics(*constants, *own, scales, rows, *conditioned, next_action, *bonus, *subset)
+    found, loss = gradients(learner, "critic"), module.critic_loss(q, target).item()
     grads = [(found[f"{i}.weight"], found[f"{i}.bias"]) for i in (0, 2, 4)]
     return SimpleNamespace(next_action=next_action, bonus=bonus[0] if bonus else None, loss=loss, grads=grads)
 

@@ -327,6 +327,21 @@ def test_adam_against_torch(script):
     assert reference.relative_error(moved, reference.adam(before.numpy(), grads, 3e-4) - before.numpy()) < 1e-4
 
 
+def test_metrics_of_the_critics(script):
+    """Averages over updates, members and samples since they were last read: two environment steps of three updates each."""
+    learner, made = make_learner(script), []
+    update_critics = learner.update_critics
+    learner.update_critics = lambda *inputs: (made.append(update_critics(*inputs)), made[-1])[1]
+    for step in (21, 22):
+        learner.update(step)
+    q, target = (np.stack([parts[i].double().numpy() for parts in made]) for i in (0, 1))
+    metrics = learner.read_metrics(2)
+    assert q.shape == (6, access.MEMBERS, access.BATCH) and learner.metrics.tolist() == [0.0] * len(script.METRICS)
+    assert metrics["losses/qf_loss"] == pytest.approx(((q - target[:, None]) ** 2).mean(), rel=1e-5)
+    assert metrics["losses/qf_values"] == pytest.approx(q.mean(), rel=1e-4, abs=1e-6)
+    assert metrics["losses/qf_std"] == pytest.approx(q.std(1, ddof=1).mean(), rel=1e-5)
+
+
 def test_critic_learning_rate(script):
     """Linear from q_lr_init at learning_starts to q_lr at q_lr_warmup_end (equation 23); none where its end is not later."""
     learner, seen = make_learner(script, learning_starts=50, q_lr_warmup_end=100, batch_size=8, utd=1), {}

@@ -301,7 +301,7 @@ def update_critics(critic, target_critic, moments, sizes, gamma, tau, beta, targ
     adam_step(critic, grads, moments, scales)
     for slow, fast in zip(target_critic.parameters(), critic.parameters(), strict=True):
         slow.lerp_(fast, tau)
-    return q, target
+    return q, target  # (N, B) and (B,), for the metrics
 
 
 def update_actor(actor, critic, temperature, moments, metrics, scales, obs, noise):

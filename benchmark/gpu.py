@@ -80,7 +80,7 @@ def speed(options: Options, seconds: float) -> tuple[list[dict], bool]:
     cuda, rows, failed = torch.cuda.is_available(), [], False
     modes = ["eager", "compile", "graph", "compile+graph"] if cuda else ["eager", "compile"]
     how = ["--matmul-precision", "auto", "high" if cuda else "medium", "--modes", *modes, "--scripts", *options.scripts,
-           "--repeats", "3", "--no-split", "--loop-steps", "500" if cuda else "20"]  # fmt: skip
+           "--repeats", "3", "--loop-steps", "500" if cuda else "20"]  # fmt: skip
     for env_id in options.env_ids:
         folder = options.out / f"speed-{env_id}"
         folder.mkdir(exist_ok=True)

@@ -45,7 +45,7 @@ def test_throughput_of_all_scripts(tmp_path):
         assert row["over_floor"] > 1 and len(row["update_seconds"]) == len(row["loop_seconds"]) == 1
         assert row["precision_used"] == "highest" or row["matmul_precision"] == "auto"
         assert row["update_ms"] == pytest.approx(1e3 * row["update_seconds"][0]) and row["loop_ms"] > 0
-        assert all(seconds > 0 for seconds in parts.values()) and parts["critic updates"] > parts["storing"]
+        assert all(seconds > 0 for seconds in parts.values()) and parts["updates"] > parts["storing"]
     # 2 * batch * (utd * (4 * critic - first layer + actor) + actor update + fresh actions), by hand for Hopper and RAC-SAC
     critic, actor = 2 * (15 * 8 + 8 * 8 + 8), 12 * 8 + 8 * 8 + 2 * 8 * 3
     flop = 2 * 8 * (2 * (4 * critic - 2 * 15 * 8 + actor) + 2 * critic + 3 * actor - 12 * 8 + actor)
@@ -63,7 +63,7 @@ def test_throughput_refuses_what_is_not_there(tmp_path):
 @pytest.mark.slow
 def test_throughput_compiled(tmp_path):
     """Eager and compiled in one process, at each precision: nothing is compiled too often."""
-    flags = "--modes eager compile --matmul-precision auto highest high medium --loop-steps 0 --no-split --out out".split()
+    flags = "--modes eager compile --matmul-precision auto highest high medium --loop-steps 0 --out out".split()
     run("throughput.py", *SIZES, *flags, folder=tmp_path)
     rows = results(tmp_path / "out", "throughput")["rows"]
     assert len(rows) == 8 and all(row["loop_ms"] == "" and row["update_ms"] > 0 for row in rows)
@@ -71,21 +71,8 @@ def test_throughput_compiled(tmp_path):
 
 @pytest.mark.slow
 def test_evaluation_cost(tmp_path):
-    out = run("evaluation_cost.py", "--env-ids", "Hopper-v4", "--rounds", "1", "--policies", "1", folder=tmp_path)
-    assert "core-s per evaluation" in out and "median ratio" in out
-
-
-@pytest.mark.slow
-@pytest.mark.benchmark
-def test_sweep_draws_its_plot(tmp_path):
-    pytest.importorskip("matplotlib", reason="benchmark/requirements.txt is not installed")
-    out = run("sweep.py", *SIZES, "--no-compile", "--out", "out", "--plot", "cost.png", folder=tmp_path)
-    rows = results(tmp_path / "out", "sweep")["rows"]
-    assert [(r["varied"], r["value"]) for r in rows] == [
-        *(("utd", v) for v in (1, 5, 10, 20)), *(("num_critics", v) for v in (2, 5, 10, 20)),
-        *(("batch_size", v) for v in (256, 512, 1024))]  # fmt: skip
-    assert all(a["gflop"] < b["gflop"] for a, b in itertools.pairwise(rows) if a["varied"] == b["varied"])
-    assert "x floor" in out and (tmp_path / "cost.png").read_bytes().startswith(b"\x89PNG")
+    out = run("evaluation_cost.py", "--env-ids", "Hopper-v4", "--rounds", "1", folder=tmp_path)
+    assert "core-s per evaluation" in out and float(out.splitlines()[-1].split()[-2]) > 0  # the share, in percent
 
 
 # ------------------------------------------------------------------------------------------------- a machine with a GPU
@@ -102,7 +89,7 @@ def test_three_commands_for_a_gpu(tmp_path):
     assert len(rows) == 6 and {row["outcome"] for row in rows} == {"passed"}
     error = gpu("check", "--out", "out", "--", "tests/no_such_file.py", "-n", "0", code=2)
     assert "without results" in error and "check.log says why" in error
-    sizes = (*SIZES[2:], "--modes", "eager", "--loop-steps", "0", "--no-split")
+    sizes = (*SIZES[2:], "--modes", "eager", "--loop-steps", "0")
     gpu("speed", "--out", "out", "--env-ids", "Hopper-v4", "--", *sizes)
     assert [(row["env_id"], row["mode"]) for row in results(out, "speed")["rows"]] == 2 * [("Hopper-v4", "eager")]
     train = ("train", "--out", "out", "--env-ids", "Hopper-v4", "--seeds", "2")

@@ -8,13 +8,12 @@
 
 Timed are the updates alone (`Learner.update` on a replay of random numbers: sampling, the G critic updates, one actor and one
 temperature update), the whole loop (acting, simulator, storing, updates, with its share of evaluation in worker processes
-beside it, until both are done), and the parts of a step. All programs and the matrix floor take turns, block by block, so
+beside it, until both are done), and the loop's parts alone. All programs and the matrix floor take turns, block by block, so
 that a machine whose speed drifts does not favour one of them; ratios are medians over blocks that stood side by side. The
 floor is the updates' matrix products (FLOP from the shapes of the weights) at the best exact float32 rate of a batched
 product; a peer's ratio is to the first script's floor. Burn-in and compilation are not counted.
 """
 
-import dataclasses
 import math
 import shlex
 import statistics
@@ -31,7 +30,7 @@ from measure import STEP, Sizes, about, fail, make_learner, matrix_rate, step_fl
 import torch  # isort: skip (measure sets OpenMP up before)
 import tyro  # isort: skip
 
-PARTS = ("acting", "simulator", "storing", "sampling and hoisted pass", "critic updates", "actor and temperature", "other")
+PARTS = ("acting", "simulator", "storing", "updates")
 
 
 @dataclass
@@ -41,7 +40,6 @@ class Options(Sizes):
     matmul_precision: tuple[Literal["auto", "highest", "high", "medium"], ...] = ("auto",)  # the scripts' --matmul-precision
     repeats: int = 5  # blocks of at least a second, of which the median is taken
     loop_steps: int = 100  # environment steps of a block of the whole loop, with the evaluation of as many; 0: no whole loop
-    split: bool = True  # also show where the time of a whole environment step goes
     peer: Literal["none", "sbx"] = "none"  # also time SBX (JAX) SAC on the same work, in turn; see requirements-peer.txt
     peer_python: str = sys.executable  # the Python interpreter that has the peer's packages
     out: Path | None = None  # also write throughput.json, all that was measured, and throughput.csv into this folder
@@ -53,6 +51,7 @@ class Program:
     def __init__(self, script: str, mode: str, precision: str, options: Options):
         self.choice = {"compile": mode.startswith("compile"), "cudagraphs": mode.endswith("graph"), "precision": precision}
         self.module, self.env, self.learner = make_learner(script, options, **self.choice)
+        self.functions = self.learner.act, self.env.step, self.learner.store, self.learner.update
         self.precision, self.flop, self.pool = torch.get_float32_matmul_precision(), step_flop(self.learner), None
         self.name = {"script": script, "mode": mode, "matmul_precision": precision, "precision_used": self.precision}
         self.title = f"{script} {mode} {precision}"
@@ -64,13 +63,13 @@ class Program:
         torch.set_float32_matmul_precision(self.precision)
         return time_block(self.learner, steps)
 
-    def time_loop(self, steps: int, act=None, step_env=None, store=None, update=None) -> float:
+    def time_loop(self, steps: int, functions=None) -> float:
         """Seconds per environment step of acting, simulator, storing and updates; the evaluations that fall into so many steps
         are played beside them, by the policy before training, and are waited for."""
         torch.set_float32_matmul_precision(self.precision)
         learner, args, (obs, _), tasks = self.learner, self.learner.args, self.env.reset(seed=0), []
-        act, step_env, store = act or learner.act, step_env or self.env.step, store or learner.store
-        update, start = update or learner.update, time.perf_counter()
+        act, step_env, store, update = functions or self.functions
+        start = time.perf_counter()
         if self.pool:
             conditions = self.module.eval_conditions(args)
             episodes = max(1, round(len(conditions) * args.eval_episodes * steps / args.eval_frequency))
@@ -90,47 +89,23 @@ class Program:
             task.result()
         return (time.perf_counter() - start) / steps
 
-    def split(self, steps: int) -> dict[str, float]:
-        """Seconds per environment step in each of PARTS, without evaluation and CUDA graphs, waiting for a GPU after each."""
-        learner, spent, begun = self.learner, dict.fromkeys(PARTS, 0.0), [0.0]
-        replaced = {name: vars(learner).pop(name) for name in ("act_graph", "update_graph", "prepare_targets", "update_critics",
-                    "update_actor", "update_temperature") if name in vars(learner)}  # fmt: skip
-        cudagraphs, learner.args.cudagraphs, learner.act_graph, learner.update_graph = learner.args.cudagraphs, False, None, None
+    def time_parts(self, steps: int) -> dict[str, float]:
+        """Seconds per environment step of each of PARTS, without evaluation, waiting for a GPU after each."""
+        spent, pool, self.pool = dict.fromkeys(PARTS, 0.0), self.pool, None
 
-        def clocked(part: str, function, since_update_began: bool = False):
+        def clocked(part: str, function):
             def call(*arguments):
-                start = begun[0] if since_update_began else time.perf_counter()
+                start = time.perf_counter()
                 result = function(*arguments)
-                synchronize(learner.device)
-                spent[part] += time.perf_counter() - start
+                synchronize(self.learner.device)
+                spent[part] += (time.perf_counter() - start) / steps
                 return result
 
             return call
 
-        def update(step: int) -> None:
-            begun[0] = time.perf_counter()
-            learner.update(step)
-            synchronize(learner.device)
-
-        part_of = dict(zip(("prepare_targets", "update_critics", "update_actor", "update_temperature"), PARTS[3:6] + PARTS[5:6],
-                           strict=True))  # fmt: skip
-        for name in part_of.keys() & replaced.keys():
-            setattr(learner, name, clocked(part_of[name], replaced[name], since_update_began=name == "prepare_targets"))
-        clocks = clocked("acting", learner.act), clocked("simulator", self.env.step), clocked("storing", learner.store), update
-        pool, self.pool = self.pool, None
-        self.time_loop(2, *clocks)  # burn-in
-        spent.update(dict.fromkeys(PARTS, 0.0))
-        whole = self.time_loop(steps, *clocks)
-        vars(learner).update(replaced)
-        self.pool, learner.args.cudagraphs = pool, cudagraphs
-        parts = {part: seconds / steps for part, seconds in spent.items()}
-        return {**parts, "other": whole - sum(parts.values())}
-
-    def host_seconds(self, options: Options) -> float:
-        """Seconds per environment step of the same calls on the smallest tensors: what Python and dispatch cost."""
-        tiny = dataclasses.replace(options, num_critics=2, batch_size=8, hidden_dim=8)
-        _, _, learner = make_learner(self.name["script"], tiny, **{**self.choice, "cudagraphs": False})
-        return statistics.median([time_block(learner, 20) for _ in range(6)][1:])
+        self.time_loop(steps, [*map(clocked, PARTS, self.functions)])
+        self.pool = pool
+        return spent
 
 
 class Peer:
@@ -221,16 +196,14 @@ def main() -> None:
         measure(options, programs, rates)
     if options.peer == "sbx":
         programs[-1].process.kill()
-    if options.split:
+    if options.loop_steps:
         for program in learners:
-            program.measured["parts_seconds"] = program.split(30)
-        for program in learners:  # last: it makes new learners, on which compiled functions are forgotten
-            program.measured["parts_seconds"]["host"] = program.host_seconds(options)
+            program.measured["parts_seconds"] = program.time_parts(options.loop_steps)
     rows = report(programs, rates)
-    if options.split:
-        print("\nwhere a step of the loop spends its time, ms, without evaluation; host: the updates on the smallest tensors")
-        print(table(("program", *PARTS, "host"), [(p.title, *(f"{1e3 * s:.2f}" for s in p.measured["parts_seconds"].values()))
-                                                  for p in learners]))  # fmt: skip
+    if options.loop_steps:
+        print("\nwhere a step of the loop spends its time, ms, without evaluation")
+        print(table(("program", *PARTS), [(p.title, *(f"{1e3 * s:.2f}" for s in p.measured["parts_seconds"].values()))
+                                          for p in learners]))  # fmt: skip
     if options.out:
         write(options.out, "throughput", machine, options, rows, matrix_flop_per_second=rates)
 

@@ -145,12 +145,9 @@ def upload(report, path: Path) -> bool:
 
 @dataclass
 class Options:
-    specification: tyro.conf.Positional[Path]
-    """the wandb_report.json of a report"""
-    entity: str | None = None
-    """another Weights & Biases entity (team) than the one it names"""
-    project: str | None = None
-    """another Weights & Biases project than the one it names"""
+    specification: tyro.conf.Positional[Path]  # the wandb_report.json of a report
+    entity: str | None = None  # another Weights & Biases entity (team) than the one it names
+    project: str | None = None  # another Weights & Biases project than the one it names
 
 
 def main() -> None:

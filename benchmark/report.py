@@ -39,22 +39,14 @@ runs' scores."""
 
 @dataclass
 class Options:
-    runs: tyro.conf.Positional[tuple[Path, ...]]
-    """run directories, or folders that hold them at any depth"""
-    out: Path = Path("report")
-    """the folder that the report is written into"""
-    bootstrap: int = 2000
-    """bootstrap repetitions of the intervals"""
-    published: tuple[str, ...] = ("SAC", "REDQ")
-    """algorithms of benchmark/published to show beside these runs; without a name: none"""
-    note: str = ""
-    """a sentence to stand at the report's head"""
-    publish: bool = False
-    """also make a Weights & Biases report of the tracked runs; its specification is written to wandb_report.json"""
-    entity: str | None = None
-    """the Weights & Biases entity (team); by default that of the runs, else your own"""
-    project: str | None = None
-    """the Weights & Biases project; by default that of the runs"""
+    runs: tyro.conf.Positional[tuple[Path, ...]]  # run directories, or folders that hold them at any depth
+    out: Path = Path("report")  # the folder that the report is written into
+    bootstrap: int = 2000  # bootstrap repetitions of the intervals
+    published: tuple[str, ...] = ("SAC", "REDQ")  # algorithms of benchmark/published beside these runs; without a name: none
+    note: str = ""  # a sentence to stand at the report's head
+    publish: bool = False  # also make a Weights & Biases report of the tracked runs; its specification: wandb_report.json
+    entity: str | None = None  # the Weights & Biases entity (team); by default that of the runs, else your own
+    project: str | None = None  # the Weights & Biases project; by default that of the runs
 
 
 def count(number: int, noun: str) -> str:

@@ -6,6 +6,7 @@ default, and is the run of `main`.
 """
 
 import ast
+import contextlib
 import functools
 import re
 from pathlib import Path
@@ -16,6 +17,7 @@ ABLATION_ENVS = ("Walker2d-v4", "Humanoid-v4")  # the paper does not name the en
 STEPS = {"Humanoid": 1_000_000, "": 300_000}  # environment steps of a run; "": all others, here and below
 REDQ_TARGET_ENTROPY = {"Hopper": -1, "Walker2d": -3, "HalfCheetah": -3, "Ant": -4, "Humanoid": -2}  # of its authors
 REDQ_ENTROPY_FLAG = "{--target-entropy of REDQ}"  # stands for the flag with that value; for none in other environments
+SMOKE = "smoke_"  # before a variant's name: the same with tiny networks, never to be mixed up with the real one
 
 # Experiment name: (label, script, flags).
 VARIANTS = {
@@ -50,6 +52,9 @@ SWEEPS = {
     "itm_training": ("rac_itm", "train_k_max", "a", (2, 2.5, 3, 4), 2),
     "itm_exploration": ("rac_itm", "explore_k_max", "b", (1.25, 1.5, 1.75, 2), 1.5),
 }
+VARIANTS |= {f"{base}-{argument}_{value}": (f"{VARIANTS[base][0]}, {symbol} = {value}", VARIANTS[base][1],
+                                            f"--{argument.replace('_', '-')} {value}")
+             for base, argument, symbol, values, _ in SWEEPS.values() for value in values}  # fmt: skip
 
 # Experiment: (what it redraws, variants or the name of a sweep, environments, flags of all its runs whose script has them).
 BIAS = "--bias-frequency 10000"
@@ -62,11 +67,9 @@ EXPERIMENTS = {
     **{name: (f"ablation: {symbol} of {VARIANTS[base][0]}", name, ABLATION_ENVS, BIAS)
        for name, (base, _, symbol, *_) in SWEEPS.items()},
     "smoke": ("nothing: tiny networks, seconds",
-              ("smoke_rac_sac", "smoke_rac_td3", "smoke_vanilla_rac", "smoke_rac_itm", "smoke_redq",
-               *(f"smoke_{name}" for name in BASELINES)),
+              tuple(SMOKE + name for name in ("rac_sac", "rac_td3", "vanilla_rac", "rac_itm", "redq", *BASELINES)),
               ("Hopper-v4", "InvertedPendulum-v4"), TINY),
 }  # fmt: skip
-SMOKE = "smoke_"  # before a variant's name: the same with tiny networks, never to be mixed up with the real one
 
 # Arguments that change how a run is done, not what it learns.
 HARMLESS = ("track", "wandb_project_name", "wandb_entity", "capture_video", "checkpoint_seconds", "compile", "cudagraphs", "cuda",
@@ -85,23 +88,11 @@ def of_environment(value, env_id: str):
     return value.get(short_name(env_id), value[""]) if isinstance(value, dict) else value
 
 
-def sweep_names() -> dict[str, tuple[str, object]]:
-    """Experiment name -> (sweep, value) of every value of every sweep."""
-    return {f"{base}-{argument}_{value}": (name, value) for name, (base, argument, _, values, _) in SWEEPS.items()
-            for value in values}  # fmt: skip
-
-
 def variant(name: str, env_id: str) -> tuple[str, str]:
-    """(script, flags) of a variant, or of a sweep's value, by experiment name; raises KeyError for another name."""
-    name = name.removeprefix(SMOKE)
-    if name in VARIANTS:
-        _, script, flags = VARIANTS[name]
-        entropy = REDQ_TARGET_ENTROPY.get(short_name(env_id))
-        return script, flags.replace(REDQ_ENTROPY_FLAG, "" if entropy is None else f"--target-entropy {entropy}").strip()
-    sweep, value = sweep_names()[name]
-    base, argument, *_ = SWEEPS[sweep]
-    flag = argument.replace("_", "-")
-    return VARIANTS[base][1], f"--no-{flag}" if value is False else f"--{flag} {value}"
+    """(script, flags) of a variant, by experiment name; raises KeyError for another name."""
+    _, script, flags = VARIANTS[name.removeprefix(SMOKE)]
+    entropy = REDQ_TARGET_ENTROPY.get(short_name(env_id))
+    return script, flags.replace(REDQ_ENTROPY_FLAG, "" if entropy is None else f"--target-entropy {entropy}").strip()
 
 
 def members(experiment: str, env_id: str) -> list[tuple[str, str, str]]:
@@ -122,8 +113,7 @@ def given(flags: str | list[str]) -> dict[str, str]:
         if words and not words[0].startswith("--"):
             found[name] = words.pop(0)
         else:
-            name, value = (name[3:], "False") if name.startswith("no_") else (name, "True")
-            found[name] = value
+            found[name.removeprefix("no_")] = str(not name.startswith("no_"))
     return found
 
 
@@ -142,18 +132,19 @@ def script_defaults(script: str) -> dict:
     fields = next((node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Args"), [])
     found = {}
     for node in fields:
-        if isinstance(node, ast.AnnAssign):
-            try:
+        with contextlib.suppress(ValueError):  # exp_name
+            if isinstance(node, ast.AnnAssign):
                 found[node.target.id] = ast.literal_eval(node.value)
-            except ValueError:  # exp_name
-                continue
     return found
 
 
-def parts_of(exp_name: str) -> tuple[str, list[str]]:
-    """The variant's name and the flag_value of every +flag_value after it; a + within a number (1e+0) is none of them."""
-    name, *extra = re.split(r"\+(?=[A-Za-z_])", exp_name)
-    return name, extra
+def parts_of(exp_name: str) -> tuple[str, list[tuple[str, str]]]:
+    """The variant's name without smoke_ before it, and (flag, value) of every +flag_value after it.
+
+    A + within a number (1e+0) is none of them; the flag of one without _ is empty.
+    """
+    name, *extra = re.split(r"\+(?=[A-Za-z_])", exp_name.removeprefix(SMOKE))
+    return name, [item.rpartition("_")[::2] for item in extra]
 
 
 def expected(exp_name: str, env_id: str) -> dict | None:
@@ -161,17 +152,15 @@ def expected(exp_name: str, env_id: str) -> dict | None:
 
     The defaults of the script, those that it fills in by environment, and the flags of the variant and of its +flag_value.
     """
-    name, extra = parts_of(exp_name)
-    try:
-        script, flags = variant(name, env_id)
-    except KeyError:
+    name, changed = parts_of(exp_name)
+    if name not in VARIANTS:
         return None
+    script, flags = variant(name, env_id)
     settings = {**script_defaults(script), "script": Path(script).stem}
-    if name.startswith(SMOKE):
+    if exp_name.startswith(SMOKE):
         settings.update({key: value for key, value in given(TINY).items() if key in settings})
     settings.update(given(flags))
-    changed = dict(item.rsplit("_", 1) if "_" in item else (item, "") for item in extra)
-    if not changed.keys() <= settings.keys():  # somebody's own name
+    if not dict(changed).keys() <= settings.keys():  # somebody's own name
         return None
     settings.update(changed)
     filled = {
@@ -196,17 +185,13 @@ def deviations(args: dict, script: str, exp_name: str, env_id: str) -> dict:
     return {key: saved[key] for key, value in wanted.items() if key in saved and differs(saved[key], value)}
 
 
-def label(exp_name: str) -> str:
-    """How a report calls the runs of an experiment name; a name that is not in this file stands for itself."""
-    plain, extra = parts_of(exp_name.removeprefix(SMOKE))
-    text = VARIANTS[plain][0] if plain in VARIANTS else plain
-    if plain in sweep_names():
-        sweep, value = sweep_names()[plain]
-        text = f"{VARIANTS[SWEEPS[sweep][0]][0]}, {SWEEPS[sweep][2]} = {value}"
-    details = (["tiny"] if exp_name.startswith(SMOKE) else []) + [item.replace("_", " ") for item in extra]
+def label(exp_name: str, shared=()) -> str:
+    """How a report calls the runs of an experiment name; a name that is not in this file stands for itself.
+
+    shared: flags that it leaves out.
+    """
+    name, changed = parts_of(exp_name)
+    details = ["tiny"] if exp_name.startswith(SMOKE) else []
+    details += [f"{flag} {value}".replace("_", " ").strip() for flag, value in changed if flag not in shared]
+    text = VARIANTS[name][0] if name in VARIANTS else name
     return f"{text} ({', '.join(details)})" if details else text
-
-
-def base_of(exp_name: str) -> str:
-    """The variant's name without smoke_ before it and without +flag_value after it."""
-    return parts_of(exp_name.removeprefix(SMOKE))[0]

@@ -10,13 +10,17 @@ import json
 import os
 import sys
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 
 import tyro
-from reporting.runs import UserError
+from job import UserError
+from reporting.document import write_whole
 
-COLUMN = 8  # width of a panel in the grid of 24 columns
 TITLE = "Realistic Actor-Critic"
+CURVES = {"return of the best policy": ["eval/best_return"], "mean of normalised value bias": ["eval/bias_mean"],
+          "std of normalised value bias": ["eval/bias_std"], "ensemble mean of Q": ["losses/qf_values"],
+          "ensemble std of Q": ["losses/qf_std"], "steps per second": ["charts/SPS"]}  # fmt: skip
 
 
 def build_specification(tables: list, groups: list, entity: str, project: str):
@@ -27,46 +31,36 @@ def build_specification(tables: list, groups: list, entity: str, project: str):
     import wandb_workspaces.expr as expr
     import wandb_workspaces.reports.v2 as wr
 
-    blocks = [wr.H1("Learning"), wr.TableOfContents()]
-    for env_id in dict.fromkeys(group.env_id for group in groups):
-        here = [group for group in groups if group.env_id == env_id]
+    def run_set(group):
         # A run set that names its project makes wandb-workspaces ask the server for the project's number, which needs a
         # login. One without a project is of the report's own project: the same runs, and nothing to ask.
-        run_sets = []
+        wanted = {"exp_name": group.exp_name, "env_id": group.env_id, **group.told_apart_by}
+        filters = [expr.Config(name) == value for name, value in wanted.items() if value is not None and name != "script"]
+        return wr.Runset(name=group.label, filters=filters, groupby=["config.exp_name"])
+
+    def grid(groups: list, curves: dict):
+        """A panel for each title and its metrics, three in a row of 24 columns: mean and std over the seeds of a run set."""
+        panels = [wr.LinePlot(title=title, x="global_step", y=list(metrics), smoothing_factor=0, title_x="environment steps",
+                              groupby_aggfunc="mean", groupby_rangefunc="stddev",
+                              layout=wr.Layout(x=8 * (place % 3), y=6 * (place // 3), w=8, h=6))
+                  for place, (title, metrics) in enumerate(curves.items())]  # fmt: skip
+        return wr.PanelGrid(runsets=[run_set(group) for group in groups], panels=panels)
+
+    blocks = [wr.H1("Learning"), wr.TableOfContents()]
+    for env_id, here in groupby(groups, lambda group: group.env_id):
+        here = list(here)
+        blocks += [wr.H2(env_id), grid(here, CURVES)]
         for group in here:
-            wanted = {"exp_name": group.exp_name, "env_id": env_id, **group.told_apart_by}
-            filters = [expr.Config(name) == value for name, value in wanted.items() if value is not None and name != "script"]
-            run_sets.append(wr.Runset(name=group.label, filters=filters, groupby=["config.exp_name"]))
-
-        def line(title: str, metrics: list[str], place: int, **options):
-            layout = wr.Layout(x=COLUMN * (place % 3), y=6 * (place // 3), w=COLUMN, h=6)
-            return wr.LinePlot(title=title, x="global_step", y=metrics, smoothing_factor=0, layout=layout,
-                               title_x="environment steps", **options)  # fmt: skip
-
-        spread = {"groupby_aggfunc": "mean", "groupby_rangefunc": "stddev"}  # over the seeds of a run set
-        curves = [("return of the best policy", "eval/best_return"), ("mean of normalised value bias", "eval/bias_mean"),
-                  ("std of normalised value bias", "eval/bias_std"), ("ensemble mean of Q", "losses/qf_values"),
-                  ("ensemble std of Q", "losses/qf_std"), ("steps per second", "charts/SPS")]  # fmt: skip
-        panels = [line(title, [metric], place, **spread) for place, (title, metric) in enumerate(curves)]
-        blocks += [wr.H2(env_id), wr.PanelGrid(runsets=run_sets, panels=panels)]
-        for group, run_set in zip(here, run_sets, strict=True):
-            columns = list(group.runs[0].eval)
-            returns = [name for name in columns if name.startswith("eval/return_")]
-            if len(returns) < 2:
-                continue
-            alphas = [name for name in columns if name.startswith("eval/alpha_")]
-            condition = group.condition or "policy"
-            family = [(f"return per {condition}", returns), (f"best {condition}", [f"eval/best_{condition}"])]
-            family += [(f"temperature per {condition}", alphas)] if alphas else []
-            family = [(title, names) for title, names in family if set(names) <= set(columns)]
-            panels = [line(title, metrics, place, **spread) for place, (title, metrics) in enumerate(family)]
-            own = wr.Runset(name=run_set.name, filters=run_set.filters, groupby=run_set.groupby)
-            blocks += [wr.H3(f"{group.label}: the family of policies"), wr.PanelGrid(runsets=[own], panels=panels)]
+            columns, condition = group.runs[0].eval, group.condition
+            family = {f"return per {condition}": columns.filter(like="eval/return_"),
+                      f"best {condition}": columns.filter([f"eval/best_{condition}"]),
+                      f"temperature per {condition}": columns.filter(like="eval/alpha_")}  # fmt: skip
+            if family[f"return per {condition}"].shape[1] > 1:
+                found = {title: metrics for title, metrics in family.items() if not metrics.empty}
+                blocks += [wr.H3(f"{group.label}: the family of policies"), grid([group], found)]
     blocks.append(wr.H1("Tables"))
-    for place, (heading, markdown) in enumerate(tables):
-        if not place or tables[place - 1][0] != heading:
-            blocks.append(wr.H2(heading))
-        blocks.append(wr.MarkdownBlock(markdown))
+    for heading, same in groupby(tables, lambda table: table[0]):
+        blocks += [wr.H2(heading), *(wr.MarkdownBlock(markdown) for _, markdown in same)]
     commits = ", ".join(sorted({run.short_commit for group in groups for run in group.runs}))
     seeds = max(len(group.runs) for group in groups)
     seeds = "One seed" if seeds == 1 else f"Up to {seeds} seeds"
@@ -81,9 +75,8 @@ def specification(report) -> dict:
 
 def publish(tables: list, groups: list, path: Path, entity: str | None, project: str | None) -> None:
     """Write the specification to `path`; then save the report online, or say why not."""
-    tracked = [replace(group, runs=[run for run in group.runs if run.tracked]) for group in groups]
-    tracked = [group for group in tracked if group.runs]
-    left_out = sum(len(g.runs) for g in groups) - sum(len(g.runs) for g in tracked)
+    tracked = [replace(group, runs=runs) for group in groups if (runs := [run for run in group.runs if run.tracked])]
+    left_out = sum(not run.tracked for group in groups for run in group.runs)
     if not tracked:
         print("not published: none of these runs was tracked; train with --track", file=sys.stderr)
         return
@@ -92,18 +85,12 @@ def publish(tables: list, groups: list, path: Path, entity: str | None, project:
         print(f"warning: {left_out} {was} not tracked and not in the Weights & Biases report's panels", file=sys.stderr)
     runs = [run for group in tracked for run in group.runs]
     of_runs = {name: {run.args.get(f"wandb_{name}") for run in runs} - {None, ""} for name in ("entity", "project_name")}
-    project = project or min(of_runs["project_name"], default=None)
-    if project is None:
-        print("not published: these runs do not name their project; give --project", file=sys.stderr)
-        return
-    entity = entity or min(of_runs["entity"], default=None)
-    others = of_runs["project_name"] - {project}
-    if others:
+    project = project or min(of_runs["project_name"], default="uncategorized")  # where Weights & Biases has runs without one
+    entity = entity or min(of_runs["entity"], default="")
+    if others := of_runs["project_name"] - {project}:
         print(f"warning: runs of the projects {', '.join(sorted(others))} are not in a report of {project}", file=sys.stderr)
-    report = build_specification(tables, tracked, entity or "", project)
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(specification(report), indent=2))
-    temporary.replace(path)
+    report = build_specification(tables, tracked, entity, project)
+    write_whole(path, json.dumps(specification(report), indent=2))
     upload(report, path)
 
 

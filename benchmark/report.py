@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pandas as pd
 import tyro
-from experiments import SMOKE, SWEEPS, VARIANTS, base_of
+from experiments import SMOKE, SWEEPS, VARIANTS, parts_of
 from publish import publish
 from reporting import figures, tables
 from reporting.document import Document
@@ -56,16 +56,17 @@ def count(number: int, noun: str) -> str:
 def build(options: Options, groups: list[Group], warned: list[str], warn) -> Document:
     """The whole report; figures are written on the way."""
     document = Document(TITLE, options.out)
-    sweeps = {sweep: found for sweep in SWEEPS if (found := sweep_groups(groups, sweep))[0]}
+    sweeps = {sweep: found for sweep in SWEEPS if (found := sweep_groups(groups, sweep))}
     # Values of a sweep other than the default are in its panel only; whatever is in no panel is in the main comparison.
-    in_panels = {id(group) for sweep, (members, _) in sweeps.items() for group in members if group.deviations(SWEEPS[sweep][0])}
-    main = [group for group in groups if id(group) not in in_panels]
+    in_panels = {group.runs[0].path for sweep, members in sweeps.items() for group in members
+                 if group.deviations(SWEEPS[sweep][0])}  # fmt: skip
+    main = [group for group in groups if group.runs[0].path not in in_panels]
     table1, table2 = paper_tables()
     scores, score_steps = score_matrices(main, table1, warn)
     head(document, groups, options.note)
     if warned:
         document.heading("Warnings")
-        document.list(warned)
+        document.text("\n".join(f"- {warning}" for warning in warned))
     document.heading("Final return (table 1 of the paper)")
     document.table(tables.final_return(main, table1))
     document.heading("Samples to reach a return (table 2 of the paper)")
@@ -100,11 +101,11 @@ def build(options: Options, groups: list[Group], warned: list[str], warn) -> Doc
 def head(document: Document, groups: list[Group], note: str) -> None:
     """What this is, of which runs and commits, with what settings, in which words."""
     runs = [run for group in groups for run in group.runs]
-    labels, env_ids = ({getattr(group, name) for group in groups} for name in ("label", "env_id"))
+    labels, env_ids = (dict.fromkeys(getattr(group, name) for group in groups) for name in ("label", "env_id"))
     unfinished = sum(not run.finished for run in runs)
     commits = ", ".join(sorted({run.short_commit for run in runs}))
     document.text(f"{datetime.date.today()}: {count(len(runs), 'run')} of {count(len(labels), 'algorithm')} on "
-                  f"{', '.join(sorted(env_ids, key=env_order))}, {unfinished} unfinished; commits {commits}.")  # fmt: skip
+                  f"{', '.join(env_ids)}, {unfinished} unfinished; commits {commits}.")  # fmt: skip
     if note:
         document.text(note)
     shared = ", ".join(f"{name} {value}" for name, value in shared_settings(runs).items())
@@ -132,7 +133,7 @@ def learning_curves(document: Document, groups: list[Group], paper: pd.DataFrame
         caption += f" Beyond the axis are the paper's final returns of {', '.join(beyond)}."
     figure = figures.draw_curves(groups, RETURN, "average return", published=published, marks=marks, ends=ends)
     document.figure(figure, "learning_curves", caption)
-    variants = [group for group in groups if base_of(group.exp_name) in ("rac_sac", "vanilla_rac", "rac_itm")]
+    variants = [group for group in groups if parts_of(group.exp_name)[0] in ("rac_sac", "vanilla_rac", "rac_itm")]
     if len({group.label for group in variants}) > 1 and len(variants) < len(groups):
         order = list(dict.fromkeys(group.label for group in groups))
         figure = figures.draw_curves(variants, RETURN, "average return", order=order)
@@ -150,8 +151,9 @@ def aggregate(document: Document, options: Options, scores: dict, steps: dict[st
     document.text(f"Returns over the paper's RAC-SAC return, at the last step that all runs have ({where}); 95 % stratified "
                   f"bootstrap intervals over seeds ({options.bootstrap} repetitions); one seed has no interval.")  # fmt: skip
     iqm = intervals(scores, metrics.aggregate_iqm, options.bootstrap)
-    seeds = {name: len(matrix) for name, matrix in scores.items()}
-    document.table(tables.aggregate(iqm, seeds, "algorithm", "IQM"))
+    table = tables.aggregate(iqm, "algorithm", "IQM")
+    table.frame.insert(1, "seeds", [len(scores[name]) for name in iqm])
+    document.table(table)
     document.figure(figures.draw_intervals(iqm, "interquartile mean of normalised return"), "iqm",
                     "Interquartile mean, 95 % intervals.")  # fmt: skip
     first = "RAC-SAC" if "RAC-SAC" in scores else next(iter(scores))
@@ -159,7 +161,7 @@ def aggregate(document: Document, options: Options, scores: dict, steps: dict[st
     if not pairs:
         return
     better = intervals(pairs, metrics.probability_of_improvement, options.bootstrap)
-    document.table(tables.aggregate(better, None, "probability of improvement", "P"))
+    document.table(tables.aggregate(better, "probability of improvement", "P"))
     document.figure(figures.draw_intervals(better, "probability of improvement", True), "probability_of_improvement",
                     f"Probability that a run of {first} beats one of another algorithm; 95 % intervals.")  # fmt: skip
 
@@ -176,7 +178,7 @@ def families(document: Document, groups: list[Group]) -> None:
     if not found:
         document.text("No algorithm has more than one evaluated policy and two evaluations that all its seeds have.")
     for name, members in found.items():
-        condition = members[0].condition or "policy"
+        condition = members[0].condition
         slug = re.sub("[^a-z0-9]+", "_", name.lower()).strip("_")[:80]
         drawn = (
             (figures.draw_heat_map, f"return_per_{condition}", f"return per {condition} over time, mean over seeds"),
@@ -189,21 +191,20 @@ def families(document: Document, groups: list[Group]) -> None:
                 document.figure(figure, f"{file}_{slug}", f"{name}: {caption}.")
 
 
-def ablations(document: Document, sweeps: dict[str, tuple[list[Group], dict[int, str]]]) -> None:
+def ablations(document: Document, sweeps: dict[str, list[Group]]) -> None:
     """Returns, and the bias where it was measured, of every ablation with at least two members."""
-    for name, (members, names) in sweeps.items():
+    for name, members in sweeps.items():
         base, _, symbol, *_ = SWEEPS[name]
         caption = f"{VARIANTS[base][0]}, varied: {symbol}"
-        document.figure(figures.draw_curves(members, RETURN, "average return", names), f"ablation_{name}", f"{caption}.")
-        for column in ("bias_mean", "bias_std"):
-            text = f"{column.removeprefix('bias_')} of bias"
-            figure = figures.draw_curves(members, f"eval/{column}", text, names)
+        document.figure(figures.draw_curves(members, RETURN, "average return"), f"ablation_{name}", f"{caption}.")
+        for column in ("mean", "std"):
+            figure = figures.draw_curves(members, f"eval/bias_{column}", f"{column} of bias")
             if figure:
-                document.figure(figure, f"ablation_{name}_{column}", f"{caption}: {text}, normalised.")
-        rows = [{"environment": group.env_id, caption: names[id(group)], "seeds": len(group.runs),
+                document.figure(figure, f"ablation_{name}_bias_{column}", f"{caption}: {column} of bias, normalised.")
+        rows = [{"environment": group.env_id, caption: group.label, "seeds": len(group.runs),
                  "steps": tables.number(group.last), "return": tables.mean_std(at(group, group.last))}
                 for group in sorted(members, key=lambda group: env_order(group.env_id))]  # fmt: skip
-        document.table(tables.Table(pd.DataFrame(rows), []))
+        document.table(tables.Table(pd.DataFrame(rows)))
     if sweeps:
         document.text("The paper does not name the environments of its ablations; those here are the choice of whoever ran them "
                       "(default: Walker2d-v4 and Humanoid-v4).")  # fmt: skip
@@ -226,10 +227,7 @@ def main() -> None:
         groups = group_runs(find_runs(options.runs, warn), warn)
         if not groups:
             raise UserError("there is no run that can be reported on; give run directories with an eval.csv.")
-        try:
-            options.out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"--out {options.out} cannot be made: {error.strerror}.") from None
+        options.out.mkdir(parents=True, exist_ok=True)
         with figures.plt.rc_context(figures.STYLE), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             document = build(options, groups, warned, warn)
@@ -240,6 +238,9 @@ def main() -> None:
             publish(document.tables, groups, options.out / "wandb_report.json", options.entity, options.project)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        print(f"error: {error.filename or options.out} cannot be written: {error.strerror}.", file=sys.stderr)
         sys.exit(2)
 
 

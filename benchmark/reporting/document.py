@@ -24,10 +24,15 @@ NUMBER = re.compile(r"(not by )?[+-]?[\d,.]+( .*)?|—")  # the cells of a colum
 def markdown_table(table: Table) -> str:
     """Columns of numbers are set to the right."""
     cells = table.frame.map(lambda cell: str(cell).replace("|", "\\|"))
-    right = [all(NUMBER.fullmatch(cell) for cell in cells[name]) for name in cells]
-    header = [str(name).replace("|", "\\|") for name in cells]
-    align = ["right" if column else "left" for column in right]
-    return cells.to_markdown(index=False, headers=header, disable_numparse=True, colalign=align)
+    align = ["right" if all(NUMBER.fullmatch(cell) for cell in cells[name]) else "left" for name in cells]
+    return cells.to_markdown(index=False, disable_numparse=True, colalign=align)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file under a temporary name and rename it."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
+    temporary.replace(path)
 
 
 class Document:
@@ -44,9 +49,6 @@ class Document:
 
     def text(self, text: str) -> None:
         self.blocks.append(text)
-
-    def list(self, items: list[str]) -> None:
-        self.blocks.append("\n".join(f"- {item}" for item in items))
 
     def table(self, table: Table, otherwise: str = "") -> None:
         """A table with its notes; a sentence in its place if it has no rows."""
@@ -78,27 +80,18 @@ class Document:
 
     def html(self) -> str:
         """One file that needs no other. Names of runs stand as they are: no _emphasis_, no markup of their own."""
-        converter = MarkdownIt("zero").enable(["heading", "list", "table", "image", "link", "backticks"])
-
-        def image(renderer, tokens, place, options, env) -> str:
-            data = base64.b64encode(self.vectors[tokens[place].attrs["src"]]).decode()
-            tokens[place].attrs["src"] = f"data:image/svg+xml;base64,{data}"
-            tokens[place].attrs["alt"] = tokens[place].content
-            return renderer.renderToken(tokens, place, options, env)
-
-        converter.add_render_rule("image", image)
+        body = MarkdownIt("zero").enable(["heading", "list", "table", "image", "link", "backticks"]).render(self.markdown())
+        for name, vector in self.vectors.items():
+            body = body.replace(f'src="{name}"', f'src="data:image/svg+xml;base64,{base64.b64encode(vector).decode()}"')
         head = f'<meta charset="utf-8"><title>{self.title}</title><style>{STYLE}</style>'
-        return (f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{converter.render(self.markdown())}'
-                "</body></html>\n")  # fmt: skip
+        return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}</body></html>\n'
 
     def write(self) -> None:
         """Write report.md and report.html, and remove the figures of the report before that are not in this one."""
         old = self.out / "report.md"
         before = old.read_text(encoding="utf-8", errors="replace") if old.exists() else ""
         for name, text in (("report.md", self.markdown()), ("report.html", self.html())):
-            temporary = self.out / f"{name}.tmp"
-            temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
-            temporary.replace(self.out / name)
+            write_whole(self.out / name, text)
         if before.startswith(f"# {self.title}\n"):
             for name in set(re.findall(r"^!\[.*\]\(([\w.+-]+\.png)\)$", before, re.MULTILINE)) - set(self.vectors):
                 for path in (self.out / name, (self.out / name).with_suffix(".pdf")):

@@ -24,21 +24,18 @@ def wrapped(text: str) -> str:
     return textwrap.fill(text, WIDTH)
 
 
-def panels(env_ids: list[str], ylabel: str, width: float = 3.6, height: float = 2.6):
+def panels(env_ids: list[str], ylabel: str):
     """Axes, one per environment, titled, two or three in a row; what they show is said at the left edge alone."""
     columns = min(len(env_ids), 2 if len(env_ids) <= 4 else 3)
     rows = math.ceil(len(env_ids) / columns)
-    size = (max(width * columns + 0.6, 5.5), height * rows)
-    figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
-    for ax in axes.flat[len(env_ids) :]:
-        ax.set_visible(False)
-    for env_id, ax in zip(env_ids, axes.flat, strict=False):
-        ax.set_title(env_id)
+    figure = plt.figure(figsize=(max(3.6 * columns + 0.6, 5.5), 2.6 * rows), layout="constrained")
+    axes = [figure.add_subplot(rows, columns, i + 1, title=env_id) for i, env_id in enumerate(env_ids)]
+    for ax in axes:
         ax.set_xlabel("environment steps")
         ax.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
-        if ax in axes[:, 0]:
-            ax.set_ylabel(ylabel)
-    return figure, list(axes.flat[: len(env_ids)])
+    for ax in axes[::columns]:
+        ax.set_ylabel(ylabel)
+    return figure, axes
 
 
 def legend(figure, axes) -> None:
@@ -51,32 +48,29 @@ def legend(figure, axes) -> None:
         figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=columns)
 
 
-def draw_curves(groups: list[Group], column: str, ylabel: str, names: dict[int, str] | None = None, order=None, published=None,
-                marks=(), ends=None):  # fmt: skip
+def draw_curves(groups: list[Group], column: str, ylabel: str, order=None, published=None, marks=(), ends=None):
     """mean ± std over seeds in a panel for each environment; dotted where not all seeds have come yet. None without data.
 
-    names: what to call a group, by its id; order: names whose places give the colours, so that figures agree; published:
-    (environment, algorithm) -> curve, thin lines; marks: (group, step, mean, std), stars in the group's colour; ends: the last
-    step shown, by environment.
+    order: labels whose places give the colours, so that figures agree; published: (environment, algorithm) -> curve, thin
+    lines; marks: (group, step, mean, std), stars in the group's colour; ends: the last step shown, by environment.
     """
     with_data = [group for group in groups if len(curve(group, column))]
     if not with_data:
         return None
     env_ids = list(dict.fromkeys(group.env_id for group in with_data))
-    names = {id(group): group.label if names is None else names[id(group)] for group in with_data}
-    order = order or list(dict.fromkeys(names.values()))
+    order = order or list(dict.fromkeys(group.label for group in with_data))
     figure, axes = panels(env_ids, ylabel)
     for group in with_data:
-        ax, i = axes[env_ids.index(group.env_id)], order.index(names[id(group)])
+        ax, i = axes[env_ids.index(group.env_id)], order.index(group.label)
         look = {"color": COLOURS[i % len(COLOURS)], "linestyle": LINES[(i // len(COLOURS) + i) % len(LINES)]}
         stats = curve(group, column)
         whole = stats[stats["seeds"] == len(group.runs)]
-        ax.plot(whole.index, whole["mean"], label=names[id(group)], marker="o" if len(whole) == 1 else None, markersize=3, **look)
+        ax.plot(whole.index, whole["mean"], label=group.label, marker="o" if len(whole) == 1 else None, markersize=3, **look)
         low, high = whole["mean"] - whole["std"], whole["mean"] + whole["std"]
         ax.fill_between(whole.index, low, high, color=look["color"], alpha=0.18, lw=0)
         rest = stats[stats.index >= whole.index[-1]] if len(whole) else stats
         if len(rest) > 1 or not len(whole):
-            name = None if len(whole) else names[id(group)]
+            name = None if len(whole) else group.label
             ax.plot(rest.index, rest["mean"], label=name, color=look["color"], linestyle=(0, (1, 3)), linewidth=1)
         for marked, step, mean, std in marks:
             if marked is group:
@@ -100,7 +94,7 @@ def draw_curves(groups: list[Group], column: str, ylabel: str, names: dict[int, 
 
 def draw_heat_map(groups: list[Group]):
     """Return of every policy of the family over time; the brightest of a column is the best one."""
-    figure, axes = panels([group.env_id for group in groups], groups[0].condition or "policy")
+    figure, axes = panels([group.env_id for group in groups], groups[0].condition)
     for group, ax in zip(groups, axes, strict=True):
         frame = family_frame(group, "return")
         image = ax.pcolormesh(frame.index, frame.columns, frame.to_numpy().T, cmap="viridis", shading="nearest", rasterized=True)
@@ -152,10 +146,9 @@ def draw_intervals(estimates: dict[str, tuple[float, float, float]], xlabel: str
     labels = [wrapped(name) for name in estimates]
     height = 0.25 * sum(label.count("\n") + 2 for label in labels) + 0.8
     figure, ax = plt.subplots(figsize=(6, height), layout="constrained")
-    for i, (point, low, high) in enumerate(estimates.values()):
-        if math.isfinite(low):
-            ax.plot([low, high], [i, i], color=COLOURS[0], linewidth=6, alpha=0.35, solid_capstyle="butt")
-        ax.plot(point, i, "|", color=COLOURS[0], markersize=14, markeredgewidth=2.5, clip_on=False)
+    points, low, high = zip(*estimates.values(), strict=True)
+    ax.hlines(range(len(points)), low, high, color=COLOURS[0], linewidth=6, alpha=0.35, capstyle="butt")
+    ax.plot(points, range(len(points)), "|", color=COLOURS[0], markersize=14, markeredgewidth=2.5, clip_on=False)
     if probability:
         ax.axvline(0.5, color=COLOURS[6], linestyle=":", linewidth=1)
         ax.set_xlim(0, 1)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from experiments import PAPER_ENVS, VARIANTS, base_of, short_name
+from experiments import PAPER_ENVS, VARIANTS, parts_of, short_name
 
 from .runs import Group, UserError
 
@@ -17,7 +17,7 @@ def paper_tables() -> tuple[pd.DataFrame, pd.DataFrame]:
     return tuple(pd.read_csv(FOLDER / "paper" / name) for name in ("table1_final_return.csv", "table2_samples_to_return.csv"))
 
 
-def published_curves(names: tuple[str, ...] = ()) -> dict[tuple[str, str], pd.DataFrame]:
+def published_curves(names: tuple[str, ...]) -> dict[tuple[str, str], pd.DataFrame]:
     """(environment, algorithm) -> mean_return, std_return and seeds by environment step; of the given algorithms only.
 
     A name may leave out what stands in brackets: REDQ is REDQ (UTD 20). Raises UserError for a name that is not there.
@@ -35,7 +35,7 @@ def published_curves(names: tuple[str, ...] = ()) -> dict[tuple[str, str], pd.Da
 def paper_name(group: Group, paper: pd.DataFrame) -> str | None:
     """What a table of the paper calls a group's algorithm; None if it has not got it."""
     names = {name.lower(): name for name in paper["algorithm"]}
-    base = base_of(group.exp_name)
+    base = parts_of(group.exp_name)[0]
     return names.get(VARIANTS[base][0].lower() if base in VARIANTS else base)
 
 

@@ -4,12 +4,14 @@ import contextlib
 import csv
 import json
 import math
-from collections import defaultdict
-from dataclasses import dataclass, field
+import re
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
-from experiments import HOUSEKEEPING, PAPER_ENVS, SMOKE, SWEEPS, VARIANTS, base_of, deviations, label, parts_of, short_name
+from experiments import HOUSEKEEPING, PAPER_ENVS, SMOKE, SWEEPS, VARIANTS, deviations, label, parts_of, short_name
 from job import UserError
 
 FILES = ("config.json", "eval.csv", "train.csv", "checkpoint.pt")  # any of them makes a folder a run directory
@@ -20,14 +22,14 @@ CONDITIONS = {"rac_sac": "beta", "rac_td3": "beta", "vanilla_rac": "beta", "rac_
 class Run:
     path: Path
     script: str
-    condition: str | None  # what its policies differ by; None where eval.csv knows of one policy only
+    condition: str  # what its policies differ by; "policy" where eval.csv does not say it
     args: dict
     commit: str
     script_sha256: str | None
     device: str
     eval: pd.DataFrame  # index: step
     train: pd.DataFrame  # index: step, may be empty
-    fresh: pd.DataFrame  # evaluate.csv, may be empty
+    fresh: pd.Series  # return of the policy that was best in training on fresh episodes (evaluate.csv), by step; may be empty
 
     env_id = property(lambda self: self.args["env_id"])
     seed = property(lambda self: self.args["seed"])
@@ -63,49 +65,44 @@ class Group:
         return deviations(run.args, run.script, exp_name, run.env_id)
 
 
-def read_csv(path: Path, warn, required: tuple[str, ...] = ("global_step",)) -> pd.DataFrame:
+def read_csv(path: Path, warn, *required: str) -> pd.DataFrame:
     """A CSV file of numbers by its step; what is cut off or damaged is left out from there on, with a warning.
 
     required: columns that a file of its kind has, with a finite number in every row.
     """
+    nothing = pd.DataFrame(columns=list(required), dtype=float)
     try:
-        text = path.read_text()
-        rows = list(csv.reader(text.split("\n")[:-1]))
+        *lines, rest = path.read_text().split("\n")
+        rows = list(csv.reader(lines))
+    except FileNotFoundError:
+        return nothing
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        if path.exists():
-            warn(f"{path} cannot be read ({error}): left out.")
-        return pd.DataFrame()
-    if text and not text.endswith("\n"):
+        warn(f"{path} cannot be read ({error}): left out.")
+        return nothing
+    if rest:
         warn(f"{path} ends in the middle of a row: that row is left out.")
     if len(rows) < 2:
-        return pd.DataFrame()
+        return nothing
     header, values = rows[0], []
     missing = [name for name in required if name not in header]
     if missing or len(set(header)) < len(header):
         fault = f"has no column {missing[0]}" if missing else "names a column twice"
         warn(f"{path} is mixed up or damaged, it {fault}: left out.")
-        return pd.DataFrame()
-    for number, row in enumerate(rows[1:], 2):
-        try:
-            values_here = dict(zip(header, (float(cell or "nan") for cell in row), strict=True))
-            if not all(math.isfinite(values_here[name]) for name in required):
-                raise ValueError
-            values.append(values_here)
-        except ValueError:
-            warn(f"{path} is damaged in line {number}: left out from there on.")
-            break
-    frame = pd.DataFrame(values, columns=header)
-    return frame.set_index(frame["global_step"].astype(int)) if len(frame) else pd.DataFrame()
+        return nothing
+    with contextlib.suppress(ValueError):
+        for row in rows[1:]:
+            values.append([float(cell or "nan") for cell, _ in zip(row, header, strict=True)])
+    frame = pd.DataFrame(values, columns=header, dtype=float)
+    frame = frame[np.isfinite(frame[list(required)]).all(axis=1).cummin()]
+    if len(frame) < len(rows) - 1:
+        warn(f"{path} is damaged in line {len(frame) + 2}: left out from there on.")
+    return frame.set_index(frame["global_step"].astype(int))
 
 
-def of_policies(frame: pd.DataFrame, what: str) -> dict[str, float]:
-    """The columns eval/what_CONDITION of an eval.csv and their conditions."""
-    found = {}
-    for name in frame:
-        with contextlib.suppress(ValueError):  # return_std of somebody's own script is none of them
-            if name.startswith(f"eval/{what}_"):
-                found[name] = float(name.removeprefix(f"eval/{what}_"))
-    return found
+def of_policies(frame: pd.DataFrame, what: str) -> pd.DataFrame:
+    """The columns eval/what_CONDITION of an eval.csv by their conditions; return_std of somebody's own script is none of them."""
+    found = frame.filter(regex=rf"^eval/{what}_[\d.e+-]+$")
+    return found.rename(columns=lambda name: float(name.removeprefix(f"eval/{what}_")))
 
 
 def load_run(path: Path, warn) -> Run | None:
@@ -120,28 +117,28 @@ def load_run(path: Path, warn) -> Run | None:
         return warn(f"{path} has no config.json: left out.")
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return warn(f"{path} has a damaged config.json, or one that is not of this project: left out.")
-    evaluations = read_csv(path / "eval.csv", warn, ("global_step", "eval/best_return", "charts/wall_seconds"))
+    evaluations = read_csv(path / "eval.csv", warn, "global_step", "eval/best_return", "charts/wall_seconds")
     if evaluations.empty:
         return warn(f"{path} has no evaluation yet, or none that can be read: left out.")
-    policies = of_policies(evaluations, "return")
-    best = [name.removeprefix("eval/best_") for name in evaluations if name.startswith("eval/best_")]
-    conditions = [name for name in best if name not in ("return", "return_std")]
-    told = CONDITIONS.get(script, next(iter(conditions), None))  # another script's policies differ by what its eval.csv says
+    policies = of_policies(evaluations, "return").columns
+    conditions = [name.removeprefix("eval/best_") for name in evaluations if re.match("eval/best_(?!return)", name)]
+    told = CONDITIONS.get(script, next(iter(conditions), "policy"))  # another script's policies differ by what its eval.csv says
     largest = args.get(f"eval_{told}_max", args.get(told))  # the last of the evaluated policies
-    others = isinstance(largest, int | float) and not math.isclose(max(policies.values(), default=0.0), largest, rel_tol=1e-4)
+    others = isinstance(largest, int | float) and not math.isclose(max(policies, default=0.0), largest, rel_tol=1e-4)
     mixed = script in CONDITIONS and (conditions != [told] or others or len(policies) != args.get("num_eval_policies", 1))
-    if mixed or (policies and len(policies) != args.get("num_eval_policies", len(policies))):
+    if mixed or len(policies) not in (0, args.get("num_eval_policies", len(policies))):
         return warn(f"{path} is mixed up: its eval.csv is not one of {script}.py with the arguments in config.json: left out.")
     if not evaluations.index.is_monotonic_increasing or not evaluations.index.is_unique:
         return warn(f"{path} is mixed up: the steps in its eval.csv do not grow: left out.")
     if evaluations.index[-1] > args["total_timesteps"]:
         return warn(f"{path} is mixed up: its eval.csv goes beyond the {args['total_timesteps']} steps of config.json: left out.")
     commit, device = (str(config.get(name) or "unknown") for name in ("git_commit", "device"))
-    train = read_csv(path / "train.csv", warn, ("global_step", "charts/SPS"))
-    fresh = read_csv(path / "evaluate.csv", warn, ("global_step", "return", "best_in_training"))
-    if len(fresh) and fresh.index[0] not in evaluations.index:
+    train = read_csv(path / "train.csv", warn, "global_step", "charts/SPS")
+    fresh = read_csv(path / "evaluate.csv", warn, "global_step", "return", "best_in_training")
+    fresh = fresh["return"][fresh["best_in_training"] == 1][:1]
+    if not fresh.index.isin(evaluations.index).all():
         warn(f"{path / 'evaluate.csv'} is of step {fresh.index[0]:,}, at which eval.csv has no evaluation: left out.")
-        fresh = pd.DataFrame()
+        fresh = fresh[:0]
     return Run(path, script, told, args, commit, config.get("script_sha256"), device, evaluations, train, fresh)
 
 
@@ -162,16 +159,15 @@ def find_runs(paths, warn) -> list[Run]:
 
 
 def plain(text: str) -> str:
-    """In one line, and without the $ between which matplotlib would read mathematics."""
-    return " ".join(text.replace("$", "").split())
+    """In one line, without the $ between which matplotlib would read mathematics, or the | that ends a cell of a table."""
+    return " ".join(re.sub("[$|]", "", text).split())
 
 
 def shared_settings(runs: list[Run]) -> dict:
     """The settings beside those of the variants, in experiment names (+utd_5) or by hand, that all of the runs have."""
     named = set()
     for run in runs:
-        named |= {item.rsplit("_", 1)[0] for item in parts_of(run.exp_name)[1]}
-        named |= deviations(run.args, run.script, run.exp_name, run.env_id).keys() - {"script"}
+        named |= dict(parts_of(run.exp_name)[1]).keys() | deviations(run.args, run.script, run.exp_name, run.env_id).keys()
     values = {name: {json.dumps(run.args.get(name)) for run in runs} for name in sorted(named)}
     return {name: json.loads(*found) for name, found in values.items() if len(found) == 1 and found != {"null"}}
 
@@ -181,31 +177,27 @@ def group_runs(runs: list[Run], warn) -> list[Group]:
 
     Settings that all runs share (see shared_settings) are in no label.
     """
-    groups, shared = {}, shared_settings(runs)
+    shared, by_name = shared_settings(runs), defaultdict(dict)  # by_name: environment, experiment name -> settings -> group
     for run in runs:
         settings = {name: value for name, value in run.args.items() if name not in HOUSEKEEPING and value is not None}
-        key = (run.env_id, run.exp_name, run.script, json.dumps(settings, sort_keys=True))
-        groups.setdefault(key, Group(run.env_id, run.exp_name)).runs.append(run)
-    by_name = defaultdict(list)
-    for group in groups.values():
-        by_name[group.env_id, group.exp_name].append(group)
+        key = json.dumps({**settings, "script": run.script}, sort_keys=True)
+        by_name[run.env_id, run.exp_name].setdefault(key, Group(run.env_id, run.exp_name)).runs.append(run)
+    groups = [group for same in by_name.values() for group in same.values()]
     for (env_id, name), same in by_name.items():
-        settings = [{**group.runs[0].args, "script": group.runs[0].script} for group in same]
-        keys = sorted({key for args in settings for key in args} - set(HOUSEKEEPING))
+        settings = [json.loads(key) for key in same]
+        keys = sorted(set().union(*settings))
         differing = [key for key in keys if len({json.dumps(args.get(key)) for args in settings}) > 1]
-        for group, args in zip(same, settings, strict=True):
+        for group, args in zip(same.values(), settings, strict=True):
             group.told_apart_by = {key: args.get(key) for key in differing}
             # Also where all runs of a name agree with each other, but not with what the name stands for.
             own = {key: value for key, value in group.deviations(name).items() if key not in shared}
             shown = ", ".join(f"{key} {value}" for key, value in {**own, **group.told_apart_by}.items())
-            base, extra = parts_of(name)
-            extra = [item for item in extra if item.rsplit("_", 1)[0] not in shared]
-            group.label = plain(label("+".join([base, *extra])) + (f" [{shown}]" if shown else ""))
+            group.label = plain(label(name, shared) + (f" [{shown}]" if shown else ""))
         if len(same) > 1:
-            where = "; ".join(str(group.runs[0].path) for group in same)
+            where = "; ".join(str(group.runs[0].path) for group in same.values())
             warn(f"runs of {name} on {env_id} differ in {', '.join(differing)} and are shown apart ({where}).")
-    for group in groups.values():
-        alike = [other for other in groups.values() if other.label == group.label]
+    for group in groups:
+        alike = [other for other in groups if other.label == group.label]
         if len(names := {other.exp_name for other in alike}) > 1:
             warn(f"runs of {' and of '.join(sorted(names))} are called alike and told apart by their experiment names.")
             for other in alike:
@@ -225,7 +217,7 @@ def group_runs(runs: list[Run], warn) -> list[Group]:
             where = " and ".join(str(run.path) for run in by_text.values())
             warn(f"{where} are seeds of one algorithm by their name, but different versions of {run.script}.py made them.")
     order = {name: i for i, name in enumerate(VARIANTS)}
-    return sorted(groups.values(), key=lambda g: (env_order(g.env_id), order.get(base_of(g.exp_name), len(order)), g.label))
+    return sorted(groups, key=lambda g: (env_order(g.env_id), order.get(parts_of(g.exp_name)[0], len(order)), g.label))
 
 
 def env_order(env_id: str) -> tuple:
@@ -233,22 +225,18 @@ def env_order(env_id: str) -> tuple:
     return (names.index(short_name(env_id)) if short_name(env_id) in names else len(names), env_id)
 
 
-def sweep_groups(groups: list[Group], sweep: str) -> tuple[list[Group], dict[int, str]]:
-    """The groups of a sweep by value, in environments that have at least two of its values; and what to call them.
+def sweep_groups(groups: list[Group], sweep: str) -> list[Group]:
+    """The groups of a sweep by value, and called by it, in environments that have at least two of its values.
 
     A group is of the sweep if nothing but the sweep's argument differs from the base variant, whatever its name.
     """
     base, argument, symbol, *_ = SWEEPS[sweep]
     found = [(group.runs[0].args.get(argument), group) for group in groups if set(group.deviations(base)) <= {argument}]
     found = [(value, group) for value, group in found if isinstance(value, int | float) and not group.exp_name.startswith(SMOKE)]
-    found.sort(key=lambda pair: pair[0])
-    values = defaultdict(list)
-    for value, group in found:
-        values[group.env_id].append(value)
-    names = {}
-    for value, group in found:
-        if len(set(values[group.env_id])) > 1:
+    members, values = [], Counter((group.env_id, value) for value, group in found)
+    for value, group in sorted(found, key=lambda pair: pair[0]):
+        if sum(env_id == group.env_id for env_id, _ in values) > 1:
             shown = {True: "on", False: "off"}[value] if isinstance(value, bool) else f"{value:g}"
-            twice = values[group.env_id].count(value) > 1
-            names[id(group)] = f"{symbol} = {shown}" + (f" ({group.label})" if twice else "")
-    return [group for _, group in found if id(group) in names], names
+            twice = values[group.env_id, value] > 1
+            members.append(replace(group, label=f"{symbol} = {shown}" + (f" ({group.label})" if twice else "")))
+    return members

@@ -1,6 +1,7 @@
 """Means over seeds, normalised scores and their intervals."""
 
 import math
+from collections import defaultdict
 
 import numpy as np
 import pandas as pd
@@ -13,15 +14,13 @@ RETURN = "eval/best_return"
 
 def curve(group: Group, column: str) -> pd.DataFrame:
     """mean, sample std and number of seeds of a column of eval.csv at every step; empty if nothing was measured."""
-    series = [run.eval[column].dropna() for run in group.runs if column in run.eval]
-    frame = pd.concat(series, axis=1) if series else pd.DataFrame()
-    stats = pd.DataFrame({"mean": frame.mean(axis=1), "std": frame.std(axis=1, ddof=1), "seeds": frame.notna().sum(axis=1)})
-    return stats.sort_index()
+    series = [run.eval[column] for run in group.runs if column in run.eval] or [pd.Series(dtype=float)]
+    return pd.concat(series).dropna().groupby(level=0).agg(mean="mean", std="std", seeds="count")
 
 
-def at(group: Group, step: int, column: str = RETURN) -> np.ndarray:
-    """The seeds' values at the last evaluation up to a step."""
-    return np.array([run.eval[column].loc[:step].iloc[-1] for run in group.runs])
+def at(group: Group, step: int) -> np.ndarray:
+    """The seeds' returns at the last evaluation up to a step; NaN where there is none."""
+    return np.array([run.eval[RETURN].asof(step) for run in group.runs])
 
 
 def steps_to(group: Group, threshold: float) -> int | None:
@@ -33,12 +32,8 @@ def steps_to(group: Group, threshold: float) -> int | None:
 
 def family_frame(group: Group, what: str) -> pd.DataFrame:
     """Mean over seeds of the columns eval/what_CONDITION: index step, columns conditions; steps that all seeds have."""
-    frames = []
-    for run in group.runs:
-        columns = of_policies(run.eval, what)
-        frames.append(run.eval[list(columns)].rename(columns=columns).dropna())
-    frame = sum(frames[1:], frames[0]) / len(frames)  # NaN where a seed is missing
-    return frame.dropna()
+    frames = [of_policies(run.eval, what) for run in group.runs]
+    return (sum(frames) / len(frames)).dropna()  # NaN where a seed is missing
 
 
 def score_matrices(groups: list[Group], paper: pd.DataFrame, warn) -> tuple[dict[str, np.ndarray], dict[str, int]]:
@@ -50,36 +45,34 @@ def score_matrices(groups: list[Group], paper: pd.DataFrame, warn) -> tuple[dict
     """
     paper = paper[paper["algorithm"] == "RAC-SAC"].set_index("env")["mean_return"]
     usable = [group for group in groups if short_name(group.env_id) in paper.index]
-    real = [group for group in usable if not group.exp_name.startswith(SMOKE)]
-    usable = real or usable
-    ran_on = {}
+    usable = [group for group in usable if not group.exp_name.startswith(SMOKE)] or usable
+    if not usable:
+        return {}, {}
+    ran_on = defaultdict(dict)  # algorithm -> environment -> group
     for group in usable:
-        ran_on.setdefault(group.label, {})[group.env_id] = group
-    choices = {frozenset(a.keys() & b.keys()) for a in ran_on.values() for b in ran_on.values()} or {frozenset()}
-    many = {choice: sum(choice <= mine.keys() for mine in ran_on.values()) if choice else 0 for choice in choices}
+        ran_on[group.label][group.env_id] = group
+    choices = {frozenset(a.keys() & b.keys()) for a in ran_on.values() for b in ran_on.values()} - {frozenset()}
+    many = {choice: sum(choice <= mine.keys() for mine in ran_on.values()) for choice in choices}
     best = max(choices, key=lambda choice: (many[choice] > 1, many[choice] * len(choice), len(choice), sorted(choice)))
     env_ids = sorted(best, key=env_order)
-    complete = {name: mine for name, mine in ran_on.items() if mine.keys() >= set(env_ids)} if env_ids else {}
+    complete = {name: mine for name, mine in ran_on.items() if mine.keys() >= best}
     for name in [name for name in ran_on if name not in complete]:
         missing = ", ".join(env_id for env_id in env_ids if env_id not in ran_on[name])
         warn(f"{name} has no run on {missing}: left out of the aggregate scores.")
-    left = sorted({group.env_id for group in usable} - set(env_ids), key=env_order)
+    left = sorted({group.env_id for group in usable} - best, key=env_order)
     if left:
         warn(f"not all compared algorithms ran on {', '.join(left)}: left out of the aggregate scores.")
-    steps = {env_id: min(mine[env_id].last for mine in complete.values()) for env_id in env_ids} if complete else {}
+    steps = {env_id: min(mine[env_id].last for mine in complete.values()) for env_id in env_ids}
     scores = {}
     for name, mine in complete.items():
-        late = [env_id for env_id in env_ids if any(run.eval.index[0] > steps[env_id] for run in mine[env_id].runs)]
-        if late:
-            warn(
-                f"{name} has no evaluation on {', '.join(late)} by the last step of the others: left out of the aggregate scores."
-            )
-            continue
         seeds = min(len(group.runs) for group in mine.values())
         if any(len(group.runs) > seeds for group in mine.values()):
             warn(f"{name} does not have the same number of seeds everywhere: the aggregate scores use its first {seeds}.")
         columns = [at(mine[env_id], steps[env_id])[:seeds] / paper[short_name(env_id)] for env_id in env_ids]
         scores[name] = np.stack(columns, axis=1)
+        if np.isnan(scores[name]).any():
+            warn(f"{name} has no evaluation by the last step of the others: left out of the aggregate scores.")
+            del scores[name]
     return scores, steps
 
 

@@ -10,6 +10,7 @@ end `python rac_sac.py --resume runs/NAME` plays what is pending, on any machine
 --out. What follows a lone -- goes to pytest, to throughput.py, or to the scripts.
 """
 
+import itertools
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -37,7 +39,7 @@ class Options:
     scripts: tuple[str, ...] = ("rac_sac",)  # speed, train: the scripts
     seeds: int = 2  # train: runs of each script in each environment, with seeds 1, 2, ...
     run_root: Path = Path("runs")  # train: the folder of the run directories
-    more: tyro.conf.Suppress[tuple[str, ...]] = ()  # what follows a lone --
+    more: tyro.conf.Positional[tuple[str, ...]] = ()  # after a lone --: for pytest, for throughput.py, or for the scripts
 
 
 def run_all(commands: list[list[str]], logs: list[Path], seconds: float, stop=signal.SIGTERM, **environment: str) -> list[int]:
@@ -69,8 +71,7 @@ def check(options: Options, seconds: float) -> tuple[list[dict], bool]:
         rows.append({"test": name, "outcome": outcome, "seconds": float(case.get("time"))})
     if not rows:
         fail(f"the tests ended with exit code {code} and without results; {options.out / 'check.log'} says why.")
-    counts = {outcome: [row["outcome"] for row in rows].count(outcome) for outcome in ("passed", "failure", "error", "skipped")}
-    print(table(tuple(counts), [tuple(str(count) for count in counts.values())]))
+    print(table([{"passed": 0, "failure": 0, "error": 0, "skipped": 0, **Counter(row["outcome"] for row in rows)}]))
     print(f"pytest ended with exit code {code}{', stopped before all tests were run' if code == 2 else ''}")
     return rows, code == 0
 
@@ -97,19 +98,17 @@ def speed(options: Options, seconds: float) -> tuple[list[dict], bool]:
 
 def train(options: Options, seconds: float) -> tuple[list[dict], bool]:
     """A row for each run: its step, its steps per second in this call, the last evaluation played; whether none failed."""
-    count = len(options.scripts) * len(options.env_ids) * options.seeds
+    runs = list(itertools.product(range(1, options.seeds + 1), options.env_ids, options.scripts))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    share = max(1, cores // count)
+    share = max(1, cores // len(runs))
     root, names, commands, rows = options.run_root.resolve(), [], [], []
-    for seed in range(1, options.seeds + 1):
-        for env_id in options.env_ids:
-            for script in options.scripts:
-                names.append(f"{env_id}__{script}__{seed}".replace("/", "_").replace(":", "_"))
-                begun = (root / names[-1] / "checkpoint.pt").exists()
-                how = ["--resume", str(root / names[-1])] if begun else ["--run-root", str(root), "--run-name", names[-1]]
-                how += [] if begun else ["--env-id", env_id, "--seed", str(seed)]
-                how += ["--eval-workers", str(max(1, share - 1)), "--max-pending-evaluations", "1000000", *options.more]
-                commands.append([sys.executable, f"{script}.py", *how])
+    for seed, env_id, script in runs:
+        names.append(f"{env_id}__{script}__{seed}".replace("/", "_").replace(":", "_"))
+        how = ["--run-root", str(root), "--run-name", names[-1], "--env-id", env_id, "--seed", str(seed)]
+        if (root / names[-1] / "checkpoint.pt").exists():
+            how = ["--resume", str(root / names[-1])]
+        how += ["--eval-workers", str(max(1, share - 1)), "--max-pending-evaluations", "1000000", *options.more]
+        commands.append([sys.executable, f"{script}.py", *how])
     before = [last_row(root / name, "train.csv") for name in names]
     codes = run_all(commands, [root / f"{name}.log" for name in names], seconds, OMP_NUM_THREADS=str(share))
     for name, old, code in zip(names, before, codes, strict=True):
@@ -119,17 +118,14 @@ def train(options: Options, seconds: float) -> tuple[list[dict], bool]:
                      "steps_per_second": round(steps / passed, 2) if min(steps, passed) > 0 else 0.0,
                      "evaluated_step": evaluated.get("global_step", ""),
                      "best_return": evaluated.get("eval/best_return", "")})  # fmt: skip
-    print(table(tuple(rows[0]), [tuple(str(value) for value in row.values()) for row in rows]))
+    print(table(rows))
     print(f"together {sum(row['steps_per_second'] for row in rows):.1f} steps per second, random steps included")
     print(f"logs: {root}/*.log; exit code {128 + signal.SIGTERM}: stopped with a checkpoint, the same command goes on")
     return rows, all(code in (0, 128 + signal.SIGTERM, -signal.SIGTERM) for code in codes)  # the last: before it had begun
 
 
 def main() -> None:
-    given = sys.argv[1:]
-    end = given.index("--") if "--" in given else len(given)
-    options = tyro.cli(Options, args=given[:end], description=__doc__)
-    options.more = tuple(given[end + 1 :])
+    options = tyro.cli(Options, description=__doc__)
     if options.minutes <= 0 or options.seeds < 1 or not options.env_ids or not options.scripts:
         fail("minutes must be above 0, seeds at least 1, and env_ids and scripts must name something.")
     try:

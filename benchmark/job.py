@@ -1,6 +1,6 @@
 """One run of a grid: what its run directory says of it, and how a Ray worker brings it to its end."""
 
-import csv
+import contextlib
 import json
 import os
 import shutil
@@ -23,8 +23,8 @@ def last_row(run_dir: str, name: str) -> dict[str, str]:
             header = file.readline().decode().strip().split(",")
             file.seek(max(file.tell(), os.path.getsize(path) - 65536))
             lines = file.read().split(b"\n")[:-1]  # what follows the last newline is not whole
-        return dict(zip(header, next(csv.reader([lines[-1].decode()])), strict=True)) if lines and lines[-1] else {}
-    except (OSError, ValueError):
+        return dict(zip(header, lines[-1].decode().strip().split(","), strict=True))
+    except (OSError, ValueError, IndexError):
         return {}
 
 
@@ -57,11 +57,9 @@ def is_done(job: dict) -> bool:
 
 def training_command(job: dict, python: str = "python") -> list[str]:
     """A fresh start, or going on from the checkpoint where there is one."""
-    saved = read_config(job["run_dir"])
-    if saved is None or not (Path(job["run_dir"]) / "checkpoint.pt").exists():
-        return [python, job["script"], *job["arguments"]]
-    steps = max(job["steps"], saved.get("total_timesteps") or 0)
-    return [python, job["script"], "--resume", job["run_dir"], "--total-timesteps", str(steps)]
+    going_on = ["--resume", job["run_dir"], "--total-timesteps", str(job["steps"])]
+    begun = (Path(job["run_dir"]) / "checkpoint.pt").exists()
+    return [python, job["script"], *(going_on if begun else job["arguments"])]
 
 
 def run_job(job: dict) -> str:
@@ -90,30 +88,21 @@ def attempt(job: dict, log: Path, began: int) -> str:
     import filelock
 
     run_dir, stop_file = Path(job["run_dir"]), Path(job["stop_file"])
-    if run_dir.exists():  # its process of before may still be writing its checkpoint
-        try:
-            with filelock.FileLock(run_dir / ".lock").acquire(timeout=120):
-                pass
-        except filelock.Timeout:
-            raise RuntimeError("the run directory is in use by another process") from None
+    if run_dir.exists():  # its process of before may still be writing its checkpoint; if it stays, the script says so
+        with contextlib.suppress(filelock.Timeout), filelock.FileLock(run_dir / ".lock", timeout=120):
+            pass
     fresh = not (run_dir / "checkpoint.pt").exists()
     # A run that was trained to its end is resumed too: it ends at once, with the checkpoint that is then evaluated.
-    commands = [training_command(job, sys.executable), [sys.executable, job["script"], "--evaluate", job["run_dir"]]]
-    for command in commands:
-        code = 1 if stop_file.exists() else run_process(command, log, job["cpus"], stop_file)
-        if code:
-            break
+    code = run_process(training_command(job, sys.executable), log, job["cpus"], stop_file)
+    if code == 0:
+        code = run_process([sys.executable, job["script"], "--evaluate", job["run_dir"]], log, job["cpus"], stop_file)
     if stop_file.exists():
         return "stopped"
-    if code < 0:
-        raise RuntimeError(f"killed by signal {-code}")
-    if code == 0 and not is_done(job):
-        raise RuntimeError("exit code 0, but the run is not finished")
-    if code == 0:
+    if code == 0 and is_done(job):
         return ""
-    with open(log, "rb") as file:
-        file.seek(began)
-        lines = [line.strip("│ ") for line in file.read().decode(errors="replace").replace("\r", "\n").splitlines()]
+    if code <= 0:
+        raise RuntimeError(f"killed by signal {-code}" if code else "exit code 0, but the run is not finished")
+    lines = [line.strip("│ ") for line in log.read_bytes()[began:].decode(errors="replace").splitlines()]
     lines = [line for line in lines if any(c.isalnum() for c in line)] or ["it said nothing"]
     said = [line for line in lines if line.startswith(("error:", "Unrecognized"))] or lines
     message = f"exit code {code}: {said[-1]}"
@@ -138,10 +127,8 @@ def run_process(command: list[str], log: Path, threads: int, stop_file: Path) ->
         while process.poll() is None and not stop_file.exists():
             time.sleep(0.3)
     finally:  # Ray may also end a task by an exception
-        if process.poll() is None:
-            process.terminate()
-            try:
-                process.wait(timeout=120)
-            except subprocess.TimeoutExpired:
-                process.kill()
+        process.terminate()  # does nothing to one that has ended
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=120)
+        process.kill()
     return process.wait()

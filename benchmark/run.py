@@ -24,8 +24,7 @@ from typing import Literal
 import experiments
 import tyro
 from experiments import EXPERIMENTS, HARMLESS, ROOT, SWEEPS, differs, expected, given, script_defaults
-from grid import run_grid
-from job import UserError, is_done, last_step, read_config, training_command
+from job import UserError, is_done, read_config, training_command
 
 # What run.py sets for each run itself, and how to choose it.
 RESERVED = {
@@ -52,9 +51,10 @@ class Options:
     gpus_per_run: float = 0.0  # share of a GPU for each run; 0 trains on the CPU
     retries: int = 3  # how often a run that died is retried from its checkpoint
     dry_run: bool = False  # print the commands and do nothing
+    for_all: tyro.conf.Positional[tuple[str, ...]] = ()  # after a lone --: arguments of every script, such as -- --track
 
 
-def flags_for_all(words: list[str]) -> dict[str, str]:
+def flags_for_all(words: tuple[str, ...]) -> dict[str, str]:
     """The arguments after the lone -- by field name; raises UserError for one that run.py sets itself, or a stray word."""
     words = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
     for before, word in zip(["", *words], words, strict=False):
@@ -87,12 +87,11 @@ def own_scripts(options: Options) -> list[tuple[str, str, str]]:
             lacking = f"{path} has no argument {', '.join(missing)} with a plain value in a class Args"
             raise UserError(f"{lacking}; start from a copy of a script here.")
         found[defaults.get("exp_name") or path.stem, sha256(path)] = str(path)
-    taken = {name: flags or sha256(script) for name, (_, script, flags) in experiments.VARIANTS.items()}
-    own, names = [], [name for name, _ in found]
-    for (name, digest), path in found.items():
-        free = taken[name] == digest if name in taken else names.count(name) == 1
-        own.append((prefix + (name if free else f"{name}-{digest[:8]}"), path, ""))
-    return own
+    names = [name for name, _ in found]
+    owners = {name: digest for name, digest in found if names.count(name) == 1}  # of a name without a hash
+    owners |= {name: flags or sha256(script) for name, (_, script, flags) in experiments.VARIANTS.items()}
+    return [(prefix + (name if owners.get(name) == digest else f"{name}-{digest[:8]}"), path, "")
+            for (name, digest), path in found.items()]  # fmt: skip
 
 
 def make_jobs(options: Options, for_all: dict[str, str]) -> list[dict]:
@@ -107,16 +106,14 @@ def make_jobs(options: Options, for_all: dict[str, str]) -> list[dict]:
     env_ids = dict.fromkeys(options.env_ids or env_ids or [script_defaults(script)["env_id"] for _, script, _ in own])
     grid = {env_id: experiments.members(options.experiment, env_id) if options.experiment else [] for env_id in env_ids}
     known = sorted({name for variants in grid.values() for name, *_ in variants})
-    unknown = [name for name in options.variants if name not in known]
-    if unknown:
+    if unknown := [name for name in options.variants if name not in known]:
         raise UserError(f"{options.experiment} has no variant {unknown[0]}; it has {', '.join(known)}.")
     own = [script for script in own if script[0] not in known]  # else it is the same file as the variant's
+    chosen = options.variants or known
     jobs = []
     for seed in range(options.first_seed, options.first_seed + options.seeds):
         for env_id in env_ids:
-            for variant, script, flags in [*grid[env_id], *own]:
-                if options.variants and variant in known and variant not in options.variants:
-                    continue
+            for variant, script, flags in [*(member for member in grid[env_id] if member[0] in chosen), *own]:
                 defaults = script_defaults(script)
                 # A script may lack what an experiment sets for all of its runs, or what only says how a run is done.
                 settings = {key: value for key, value in given(common).items() if key in defaults} | given(flags)
@@ -144,30 +141,34 @@ def make_jobs(options: Options, for_all: dict[str, str]) -> list[dict]:
     return jobs
 
 
-def check_existing(job: dict, for_all: dict[str, str]) -> str | None:
+def check_existing(job: dict, for_all: dict[str, str]) -> None:
     """Raise UserError if the job's run directory is of other settings or another own script, or is something else.
 
-    Returns a sentence about what a resumed run keeps of its own, which the grid would have otherwise; None if nothing.
+    A run that was begun for more steps goes on to them; a warning says what else a resumed run keeps that it began with.
     """
     run_dir, settings, saved = Path(job["run_dir"]), job["settings"], read_config(job["run_dir"])
     away = "move it away or choose another --run-root."
-    if saved is None and not (run_dir / "checkpoint.pt").exists():
-        return None
-    if saved is None:
+    if saved is None and (run_dir / "checkpoint.pt").exists():
         raise UserError(f"{run_dir} is there but has no readable config.json; {away}")
+    if saved is None:
+        return
     if job["sha256"] and job["sha256"] not in saved["script_sha256"]:
         raise UserError(f"{run_dir} was made with another {saved['script']}.py than {job['script']}; {away}")
     for name, value in {**(expected(settings["exp_name"], settings["env_id"]) or {}), **settings}.items():
         other = name in saved and differs(saved[name], value)
         if other and (name not in (*HARMLESS, "total_timesteps") or (name == "cuda" and saved["cuda"] is not None)):
             raise UserError(f"{run_dir} was made with {name} {saved[name]}, and this grid wants {value}; {away}")
-    late = [name for name in for_all if name in HARMLESS and name in settings and differs(saved.get(name), settings[name])]
-    if saved.get("total_timesteps", 0) > job["steps"] and last_step(job["run_dir"], "eval.csv") < saved["total_timesteps"]:
-        late.append(f"total_timesteps ({saved['total_timesteps']:,})")
-    return f"{run_dir} keeps the {', '.join(late)} that it began with." if late and not is_done(job) else None
+    if is_done(job):
+        return
+    kept = [name for name in for_all if name in HARMLESS and name in settings and differs(saved.get(name), settings[name])]
+    if saved.get("total_timesteps", 0) > job["steps"]:
+        job["steps"] = saved["total_timesteps"]
+        kept.append(f"total_timesteps ({job['steps']:,})")
+    if kept:
+        print(f"warning: {run_dir} keeps the {', '.join(kept)} that it began with.", file=sys.stderr)
 
 
-def run(options: Options, for_all: list[str]) -> int:
+def run(options: Options) -> int:
     """Check everything, then run the grid or print its commands; returns the exit code. Raises UserError."""
     if options.seeds < 1 or options.cpus_per_run < 1 or options.gpus_per_run < 0 or options.retries < 0:
         raise UserError("seeds and cpus_per_run must be at least 1, gpus_per_run and retries must not be negative.")
@@ -177,15 +178,13 @@ def run(options: Options, for_all: list[str]) -> int:
         raise UserError(f"gpus_per_run is {options.gpus_per_run}; it must be at most 1 or a whole number.")
     if options.run_root.exists() and not options.run_root.is_dir():
         raise UserError(f"run_root {options.run_root} is not a folder.")
-    for_all = flags_for_all(for_all)
+    for_all = flags_for_all(options.for_all)
     jobs = make_jobs(options, for_all)
     for job in jobs:
-        too_late = check_existing(job, for_all)
-        if not is_done(job):  # a run that was begun for more steps goes on to them
-            job["steps"] = max(job["steps"], (read_config(job["run_dir"]) or {}).get("total_timesteps") or 0)
-        if too_late:
-            print(f"warning: {too_late}", file=sys.stderr)
+        check_existing(job, for_all)
     if not options.dry_run:
+        from grid import run_grid  # and with it Ray
+
         return run_grid(options, jobs)
     for job in jobs:
         print("# finished" if is_done(job) else shlex.join(training_command(job)), flush=True)
@@ -193,11 +192,9 @@ def run(options: Options, for_all: list[str]) -> int:
 
 
 def main() -> None:
-    words = sys.argv[1:]
-    end = words.index("--") if "--" in words else len(words)
-    options = tyro.cli(Options, args=words[:end], description=__doc__)
+    options = tyro.cli(Options, description=__doc__)
     try:
-        sys.exit(run(options, words[end + 1 :]))
+        sys.exit(run(options))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

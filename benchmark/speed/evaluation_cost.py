@@ -61,11 +61,10 @@ def main() -> None:
         torch.set_num_threads(cores)
         evaluation = one * len(module.eval_conditions(args))
         share = evaluation / (evaluation + args.eval_frequency * step * cores)
-        rows.append((env_id, 1e6 * one / 1000 / args.eval_episodes, f"{100 * physics / one:.0f} %", evaluation, 1e3 * step,
-                     f"{100 * share:.1f} %"))  # fmt: skip
-    header = ("environment", "us per simulated step", "MuJoCo's part", "core-s per evaluation", "ms per training step",
-              "evaluation's share of a run")  # fmt: skip
-    print(table(header, rows))
+        rows.append({"environment": env_id, "us per simulated step": 1e6 * one / 1000 / args.eval_episodes,
+                     "MuJoCo's part": f"{100 * physics / one:.0f} %", "core-s per evaluation": evaluation,
+                     "ms per training step": 1e3 * step, "evaluation's share of a run": f"{100 * share:.1f} %"})  # fmt: skip
+    print(table(rows))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from pathlib import Path
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as the scripts do when they are the program
 
 import torch
+from torch.utils.benchmark import Timer
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
@@ -57,17 +58,12 @@ def make_learner(script: str, sizes: Sizes, compile: bool = True, cudagraphs: bo
     return module, env, learner
 
 
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-
-
 def time_block(learner, steps: int) -> float:
     """Seconds per environment step of the updates alone; the first one compiles."""
     start = time.perf_counter()
     for _ in range(steps):
         learner.update(STEP)
-    synchronize(learner.device)
+    torch.get_device_module(learner.device).synchronize()
     return (time.perf_counter() - start) / steps
 
 
@@ -79,19 +75,14 @@ def matrix_rate(device: torch.device) -> float:
     """
     size = 2048 if device.type == "cuda" else 256
     a, b = torch.randn(2, 10, size, size, device=device)
-    exact, best, before = a.double() @ b.double(), 0.0, torch.get_float32_matmul_precision()
+    exact, seconds, before = a.double() @ b.double(), [], torch.get_float32_matmul_precision()
+    timer = Timer("torch.bmm(a, b)", globals={"torch": torch, "a": a, "b": b}, num_threads=torch.get_num_threads())
     for precision in ("highest", "high", "medium"):
         torch.set_float32_matmul_precision(precision)
         if float((torch.bmm(a, b) - exact).norm() / exact.norm()) < 1e-6:
-            for _ in range(5):
-                synchronize(device)
-                start = time.perf_counter()
-                for _ in range(20):
-                    torch.bmm(a, b)
-                synchronize(device)
-                best = max(best, 20 * 2 * 10 * size**3 / (time.perf_counter() - start))
+            seconds += [timer.timeit(20).mean for _ in range(5)]
     torch.set_float32_matmul_precision(before)
-    return best
+    return 2 * 10 * size**3 / min(seconds)
 
 
 def step_flop(learner) -> float:
@@ -115,12 +106,12 @@ def words(machine: dict[str, str]) -> str:
     return ", ".join(f"{name} {value}" for name, value in machine.items())
 
 
-def table(header: tuple[str, ...], rows: list[tuple]) -> str:
-    """Rows of strings and numbers as aligned text."""
-    cells = [header, *(tuple(f"{x:.1f}" if isinstance(x, float) else str(x) for x in row) for row in rows)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
-    aligned = [[row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))] for row in cells]
-    return "\n".join("  ".join(row) for row in aligned)
+def table(rows: list[dict]) -> str:
+    """Rows of strings and numbers as aligned text, under the names of the first one's columns; a row may lack some."""
+    cells = [list(rows[0]), *([row.get(name, "") for name in rows[0]] for row in rows)]
+    cells = [[f"{x:.1f}" if isinstance(x, float) else str(x) for x in row] for row in cells]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join("  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in cells)
 
 
 def about(device: torch.device) -> dict[str, str]:

@@ -20,12 +20,11 @@ import statistics
 import subprocess
 import sys
 import time
-from concurrent.futures import wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from measure import STEP, Sizes, about, fail, make_learner, matrix_rate, step_flop, synchronize, table, time_block, words, write
+from measure import STEP, Sizes, about, fail, make_learner, matrix_rate, step_flop, table, time_block, words, write
 
 import torch  # isort: skip (measure sets OpenMP up before)
 import tyro  # isort: skip
@@ -49,10 +48,9 @@ class Program:
     """A script in one mode at one precision."""
 
     def __init__(self, script: str, mode: str, precision: str, options: Options):
-        self.choice = {"compile": mode.startswith("compile"), "cudagraphs": mode.endswith("graph"), "precision": precision}
-        self.module, self.env, self.learner = make_learner(script, options, **self.choice)
-        self.functions = self.learner.act, self.env.step, self.learner.store, self.learner.update
-        self.precision, self.flop, self.pool = torch.get_float32_matmul_precision(), step_flop(self.learner), None
+        how = {"compile": mode.startswith("compile"), "cudagraphs": mode.endswith("graph"), "precision": precision}
+        self.module, self.env, self.learner = make_learner(script, options, **how)
+        self.precision, self.flop = torch.get_float32_matmul_precision(), step_flop(self.learner)
         self.name = {"script": script, "mode": mode, "matmul_precision": precision, "precision_used": self.precision}
         self.title = f"{script} {mode} {precision}"
         self.actor = {name: tensor.numpy() for name, tensor in self.learner.copy_of("actor").items()}
@@ -63,20 +61,20 @@ class Program:
         torch.set_float32_matmul_precision(self.precision)
         return time_block(self.learner, steps)
 
-    def time_loop(self, steps: int, functions=None) -> float:
+    def time_loop(self, steps: int, pool=None, wrap=lambda part, function: function) -> float:
         """Seconds per environment step of acting, simulator, storing and updates; the evaluations that fall into so many steps
-        are played beside them, by the policy before training, and are waited for."""
+        are played beside them in a pool, by the policy before training, and are waited for."""
         torch.set_float32_matmul_precision(self.precision)
         learner, args, (obs, _), tasks = self.learner, self.learner.args, self.env.reset(seed=0), []
-        act, step_env, store, update = functions or self.functions
+        act, step_env, store, update = map(wrap, PARTS, (learner.act, self.env.step, learner.store, learner.update))
         start = time.perf_counter()
-        if self.pool:
+        if pool:
             conditions = self.module.eval_conditions(args)
             episodes = max(1, round(len(conditions) * args.eval_episodes * steps / args.eval_frequency))
             for i in range(0, episodes, args.eval_episodes):
                 seeds = list(range(min(args.eval_episodes, episodes - i)))
                 condition = conditions[i // args.eval_episodes % len(conditions)]
-                tasks.append(self.pool.submit(self.module.evaluate_one, args, seeds, self.actor, condition))
+                tasks.append(pool.submit(self.module.evaluate_one, args, seeds, self.actor, condition))
         for step in range(steps):
             action = act(obs)
             next_obs, reward, terminated, truncated, _ = step_env(action)
@@ -84,27 +82,26 @@ class Program:
             learner.filled.fill_(len(learner.replay))
             update(STEP)
             obs = self.env.reset()[0] if terminated or truncated else next_obs
-        synchronize(learner.device)
-        for task in wait(tasks).done:
+        torch.get_device_module(learner.device).synchronize()
+        for task in tasks:
             task.result()
         return (time.perf_counter() - start) / steps
 
     def time_parts(self, steps: int) -> dict[str, float]:
         """Seconds per environment step of each of PARTS, without evaluation, waiting for a GPU after each."""
-        spent, pool, self.pool = dict.fromkeys(PARTS, 0.0), self.pool, None
+        spent = dict.fromkeys(PARTS, 0.0)
 
         def clocked(part: str, function):
             def call(*arguments):
                 start = time.perf_counter()
                 result = function(*arguments)
-                synchronize(self.learner.device)
+                torch.get_device_module(self.learner.device).synchronize()
                 spent[part] += (time.perf_counter() - start) / steps
                 return result
 
             return call
 
-        self.time_loop(steps, [*map(clocked, PARTS, self.functions)])
-        self.pool = pool
+        self.time_loop(steps, wrap=clocked)
         return spent
 
 
@@ -130,7 +127,7 @@ class Peer:
             fail(f"the peer does not run; `{shlex.join(self.process.args[:2])}` says why; it needs requirements-peer.txt.")
 
 
-def measure(options: Options, programs: list, rates: list[float]) -> None:
+def measure(options: Options, programs: list, rates: list[float], pool) -> None:
     """Time all programs in turn, round by round, into their `blocks`; the matrix rate of each round into `rates`."""
     steps = []
     for program in programs:
@@ -140,7 +137,7 @@ def measure(options: Options, programs: list, rates: list[float]) -> None:
         rate = matrix_rate(options.device())
         turns = [(program, "update", program.time_updates(count)) for program, count in zip(programs, steps, strict=True)]
         if options.loop_steps:
-            turns += [(p, "loop", p.time_loop(options.loop_steps)) for p in programs if isinstance(p, Program)]
+            turns += [(p, "loop", p.time_loop(options.loop_steps, pool)) for p in programs if isinstance(p, Program)]
         if repeat:  # the first round is burn-in
             rates.append(rate)
             for program, what, seconds in turns:
@@ -164,19 +161,20 @@ def report(programs: list, rates: list[float]) -> list[dict]:
                      "update_ms_max": 1e3 * max(updates), "loop_ms": 1e3 * statistics.median(loops) if loops else "",
                      "loop_steps_per_second": 1 / statistics.median(loops) if loops else "", **p.measured,
                      **{f"{what}_seconds": blocks for what, blocks in p.blocks.items()}})  # fmt: skip
-        lines.append((p.title, milliseconds(updates), f"{p.measured['over_floor']:.2f}",
-                      f"{p.measured['times_of_first']:.2f} ({min(pairs):.2f} to {max(pairs):.2f})", milliseconds(loops),
-                      rows[-1]["loop_steps_per_second"], p.measured["first_update_seconds"]))  # fmt: skip
-    lines.append(("matrix floor", milliseconds([first.flop / rate for rate in rates]), "1.00", *"    "))
-    print(table(("program", "updates, ms per step", "x floor", "x the first", "whole loop, ms per step", "steps/s",
-                 "first update, s"), lines))  # fmt: skip
+        lines.append({"program": p.title, "updates, ms per step": milliseconds(updates),
+                      "x floor": f"{p.measured['over_floor']:.2f}",
+                      "x the first": f"{p.measured['times_of_first']:.2f} ({min(pairs):.2f} to {max(pairs):.2f})",
+                      "whole loop, ms per step": milliseconds(loops), "steps/s": rows[-1]["loop_steps_per_second"],
+                      "first update, s": p.measured["first_update_seconds"]})  # fmt: skip
+    floor = milliseconds([first.flop / rate for rate in rates])
+    print(table([*lines, {"program": "matrix floor", "updates, ms per step": floor, "x floor": "1.00"}]))
     print(f"matrix floor: {first.flop / 1e9:.1f} GFLOP at {max(rates) / 1e9:.0f} GFLOP/s at best", flush=True)
     return rows
 
 
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
-    device, learners, rates = options.device(), [], []
+    device, rates = options.device(), []
     modes = options.modes or (("compile+graph",) if device.type == "cuda" else ("compile",))
     if options.repeats < 1 or options.loop_steps < 0 or (device.type == "cpu" and any("graph" in mode for mode in modes)):
         fail("repeats must be at least 1, loop_steps not negative, and graphs need a GPU.")
@@ -191,19 +189,15 @@ def main() -> None:
           f"{words(machine)}\n", flush=True)  # fmt: skip
     programs = [*learners, Peer(options)] if options.peer == "sbx" else learners
     with learners[0].module.Evaluator(args, list(range(args.eval_episodes))) as evaluator:
-        for program in learners:
-            program.pool = evaluator.pool
-        measure(options, programs, rates)
-    if options.peer == "sbx":
-        programs[-1].process.kill()
+        measure(options, programs, rates, evaluator.pool)
     if options.loop_steps:
         for program in learners:
             program.measured["parts_seconds"] = program.time_parts(options.loop_steps)
     rows = report(programs, rates)
     if options.loop_steps:
         print("\nwhere a step of the loop spends its time, ms, without evaluation")
-        print(table(("program", *PARTS), [(p.title, *(f"{1e3 * s:.2f}" for s in p.measured["parts_seconds"].values()))
-                                          for p in learners]))  # fmt: skip
+        print(table([{"program": p.title, **{part: f"{1e3 * s:.2f}" for part, s in p.measured["parts_seconds"].items()}}
+                     for p in learners]))  # fmt: skip
     if options.out:
         write(options.out, "throughput", machine, options, rows, matrix_flop_per_second=rates)
 

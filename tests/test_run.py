@@ -161,7 +161,7 @@ def test_workers_do_not_matter(cli):
     assert_same_run(none, cli.folder / "runs/two")
 
 
-@every_script
+@slow_but("rac_sac")
 def test_seeds_and_value_bias(cli):
     """The same seed gives the same run, another seed another; the value bias is measured when it is due."""
     options = ("--bias-frequency", "200", "--total-timesteps", "300")
@@ -411,7 +411,7 @@ def table(stdout: str) -> dict[str, tuple[float, float]]:
     return {line[0]: (float(line[1]), float(line[2])) for line in lines if line and re.fullmatch(r"[012]\.\d{4}", line[0])}
 
 
-@every_script
+@slow_but("rac_sac")
 def test_evaluate(cli, whole):
     run_dir = cli.folder / "run"
     shutil.copytree(whole[0], run_dir)

@@ -39,7 +39,7 @@ class Options:
     scripts: tuple[str, ...] = ("rac_sac",)  # speed, train: the scripts
     seeds: int = 2  # train: runs of each script in each environment, with seeds 1, 2, ...
     run_root: Path = Path("runs")  # train: the folder of the run directories
-    more: tyro.conf.Positional[tuple[str, ...]] = ()  # after a lone --: for pytest, for throughput.py, or for the scripts
+    more: tyro.conf.Suppress[tuple[str, ...]] = ()  # what follows a lone --
 
 
 def run_all(commands: list[list[str]], logs: list[Path], seconds: float, stop=signal.SIGTERM, **environment: str) -> list[int]:
@@ -125,7 +125,10 @@ def train(options: Options, seconds: float) -> tuple[list[dict], bool]:
 
 
 def main() -> None:
-    options = tyro.cli(Options, description=__doc__)
+    given = sys.argv[1:]
+    end = given.index("--") if "--" in given else len(given)
+    options = tyro.cli(Options, args=given[:end], description=__doc__)
+    options.more = tuple(given[end + 1 :])
     if options.minutes <= 0 or options.seeds < 1 or not options.env_ids or not options.scripts:
         fail("minutes must be above 0, seeds at least 1, and env_ids and scripts must name something.")
     try:

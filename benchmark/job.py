@@ -57,9 +57,11 @@ def is_done(job: dict) -> bool:
 
 def training_command(job: dict, python: str = "python") -> list[str]:
     """A fresh start, or going on from the checkpoint where there is one."""
-    going_on = ["--resume", job["run_dir"], "--total-timesteps", str(job["steps"])]
-    begun = (Path(job["run_dir"]) / "checkpoint.pt").exists()
-    return [python, job["script"], *(going_on if begun else job["arguments"])]
+    saved = read_config(job["run_dir"])
+    if saved is None or not (Path(job["run_dir"]) / "checkpoint.pt").exists():
+        return [python, job["script"], *job["arguments"]]
+    steps = max(job["steps"], saved.get("total_timesteps") or 0)
+    return [python, job["script"], "--resume", job["run_dir"], "--total-timesteps", str(steps)]
 
 
 def run_job(job: dict) -> str:
@@ -88,9 +90,12 @@ def attempt(job: dict, log: Path, began: int) -> str:
     import filelock
 
     run_dir, stop_file = Path(job["run_dir"]), Path(job["stop_file"])
-    if run_dir.exists():  # its process of before may still be writing its checkpoint; if it stays, the script says so
-        with contextlib.suppress(filelock.Timeout), filelock.FileLock(run_dir / ".lock", timeout=120):
-            pass
+    if run_dir.exists():  # its process of before may still be writing its checkpoint
+        try:
+            with filelock.FileLock(run_dir / ".lock", timeout=120):
+                pass
+        except filelock.Timeout:
+            raise RuntimeError("the run directory is in use by another process") from None
     fresh = not (run_dir / "checkpoint.pt").exists()
     # A run that was trained to its end is resumed too: it ends at once, with the checkpoint that is then evaluated.
     code = run_process(training_command(job, sys.executable), log, job["cpus"], stop_file)

@@ -85,7 +85,10 @@ def publish(tables: list, groups: list, path: Path, entity: str | None, project:
         print(f"warning: {left_out} {was} not tracked and not in the Weights & Biases report's panels", file=sys.stderr)
     runs = [run for group in tracked for run in group.runs]
     of_runs = {name: {run.args.get(f"wandb_{name}") for run in runs} - {None, ""} for name in ("entity", "project_name")}
-    project = project or min(of_runs["project_name"], default="uncategorized")  # where Weights & Biases has runs without one
+    project = project or min(of_runs["project_name"], default=None)
+    if project is None:
+        print("not published: these runs do not name their project; give --project", file=sys.stderr)
+        return
     entity = entity or min(of_runs["entity"], default="")
     if others := of_runs["project_name"] - {project}:
         print(f"warning: runs of the projects {', '.join(sorted(others))} are not in a report of {project}", file=sys.stderr)

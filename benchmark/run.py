@@ -51,10 +51,9 @@ class Options:
     gpus_per_run: float = 0.0  # share of a GPU for each run; 0 trains on the CPU
     retries: int = 3  # how often a run that died is retried from its checkpoint
     dry_run: bool = False  # print the commands and do nothing
-    for_all: tyro.conf.Positional[tuple[str, ...]] = ()  # after a lone --: arguments of every script, such as -- --track
 
 
-def flags_for_all(words: tuple[str, ...]) -> dict[str, str]:
+def flags_for_all(words: list[str]) -> dict[str, str]:
     """The arguments after the lone -- by field name; raises UserError for one that run.py sets itself, or a stray word."""
     words = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
     for before, word in zip(["", *words], words, strict=False):
@@ -168,7 +167,7 @@ def check_existing(job: dict, for_all: dict[str, str]) -> None:
         print(f"warning: {run_dir} keeps the {', '.join(kept)} that it began with.", file=sys.stderr)
 
 
-def run(options: Options) -> int:
+def run(options: Options, for_all: list[str]) -> int:
     """Check everything, then run the grid or print its commands; returns the exit code. Raises UserError."""
     if options.seeds < 1 or options.cpus_per_run < 1 or options.gpus_per_run < 0 or options.retries < 0:
         raise UserError("seeds and cpus_per_run must be at least 1, gpus_per_run and retries must not be negative.")
@@ -178,7 +177,7 @@ def run(options: Options) -> int:
         raise UserError(f"gpus_per_run is {options.gpus_per_run}; it must be at most 1 or a whole number.")
     if options.run_root.exists() and not options.run_root.is_dir():
         raise UserError(f"run_root {options.run_root} is not a folder.")
-    for_all = flags_for_all(options.for_all)
+    for_all = flags_for_all(for_all)
     jobs = make_jobs(options, for_all)
     for job in jobs:
         check_existing(job, for_all)
@@ -192,9 +191,11 @@ def run(options: Options) -> int:
 
 
 def main() -> None:
-    options = tyro.cli(Options, description=__doc__)
+    words = sys.argv[1:]
+    end = words.index("--") if "--" in words else len(words)
+    options = tyro.cli(Options, args=words[:end], description=__doc__)
     try:
-        sys.exit(run(options))
+        sys.exit(run(options, words[end + 1 :]))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

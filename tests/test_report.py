@@ -480,6 +480,19 @@ def test_what_cannot_be_used_is_named(tmp_path, report):
     assert "1,000 of 9,000, unfinished" in text and "other [utd 3]" in text and "other [utd 4]" in text
 
 
+def test_links_are_followed_and_copies_within_runs_are_not(tmp_path, report):
+    first = make_run(tmp_path / "runs", "rac_sac", "Hopper-v4", 1, {1000: 5})
+    second = make_run(tmp_path / "elsewhere", "rac_sac", "Hopper-v4", 2, {1000: 7})
+    (tmp_path / "runs/linked").symlink_to(second.parent)
+    make_run(tmp_path / "runs/.trash", "rac_sac", "Hopper-v4", 3, {1000: 9})
+    make_run(first / "backup", "rac_sac", "Hopper-v4", 1, {1000: 11, 2000: 12})
+    own = make_run(tmp_path / "runs", "mine", "Hopper-v4", 1, {1000: 5}, script="mine") / "eval.csv"
+    own.write_text("global_step,charts/wall_seconds,eval/best_return,eval/return_e,eval/return_1-5\n1000,1,5,1,1\n")
+    _, err, text = report("runs")
+    used = [Path(row["run directory"]) for row in next(t for t in tables(text) if "run directory" in t[0])]
+    assert used == [Path("runs") / first.name, Path("runs/linked") / second.name, Path("runs") / own.parent.name] and err == ""
+
+
 def test_nothing_to_report(tmp_path, report):
     (tmp_path / "runs").mkdir()
     _, err, _ = report("runs", code=2)

@@ -14,7 +14,6 @@ import pandas as pd
 from experiments import HOUSEKEEPING, PAPER_ENVS, SMOKE, SWEEPS, VARIANTS, deviations, label, parts_of, short_name
 from job import UserError
 
-FILES = ("config.json", "eval.csv", "train.csv", "checkpoint.pt")  # any of them makes a folder a run directory
 CONDITIONS = {"rac_sac": "beta", "rac_td3": "beta", "vanilla_rac": "beta", "rac_itm": "k"}
 
 
@@ -101,7 +100,7 @@ def read_csv(path: Path, warn, *required: str) -> pd.DataFrame:
 
 def of_policies(frame: pd.DataFrame, what: str) -> pd.DataFrame:
     """The columns eval/what_CONDITION of an eval.csv by their conditions; return_std of somebody's own script is none of them."""
-    found = frame.filter(regex=rf"^eval/{what}_[\d.e+-]+$")
+    found = frame.filter(regex=rf"^eval/{what}_-?\d+(\.\d+)?(e-?\d+)?$")
     return found.rename(columns=lambda name: float(name.removeprefix(f"eval/{what}_")))
 
 
@@ -144,18 +143,40 @@ def load_run(path: Path, warn) -> Run | None:
 
 def find_runs(paths, warn) -> list[Run]:
     """All runs in and below the given directories; folders without a run anywhere in them are named in a warning."""
-    found = {}
+
+    def folders(folder: Path) -> list[Path]:
+        try:
+            return [child for child in sorted(folder.iterdir()) if child.is_dir() and not child.name.startswith(".")]
+        except OSError as error:
+            warn(f"{folder} cannot be read ({error.strerror}): left out.")
+            return []
+
+    def search(folder: Path) -> list[Run] | None:
+        """The usable runs at or below a folder; None if there is no run directory, usable or not."""
+        if any((folder / name).exists() for name in ("config.json", "eval.csv", "train.csv", "checkpoint.pt")):
+            run = load_run(folder, warn)
+            if run:
+                return [run]
+            # A stray file in a folder of runs: those below it count. Its other folders (videos) need no mention.
+            return [run for runs in map(search, folders(folder)) for run in runs or []]
+        found = {child: search(child) for child in folders(folder)}
+        if all(runs is None for runs in found.values()):
+            return None
+        for child, runs in found.items():
+            if runs is None:
+                warn(f"{child} is not a run directory: left out.")
+        return [run for runs in found.values() for run in runs or []]
+
+    everything = []
     for path in paths:
         if not path.is_dir():
             raise UserError(f"{path} is not a directory; give run directories, or folders that hold them.")
-        here = sorted({file.parent for name in FILES for file in path.rglob(name)})
-        if not here:
+        runs = search(path)
+        if runs is None:
             warn(f"{path} holds no run directory.")
-        for child in sorted(path.iterdir()) if here and path not in here else ():
-            if child.is_dir() and not child.name.startswith(".") and not any(run.is_relative_to(child) for run in here):
-                warn(f"{child} is not a run directory: left out.")
-        found |= {folder.resolve(): folder for folder in here}
-    return [run for folder in found.values() if (run := load_run(folder, warn))]
+        everything += runs or []
+    unique = {run.path.resolve(): run for run in everything}
+    return list(unique.values())
 
 
 def plain(text: str) -> str:

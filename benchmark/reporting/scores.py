@@ -70,8 +70,9 @@ def score_matrices(groups: list[Group], paper: pd.DataFrame, warn) -> tuple[dict
             warn(f"{name} does not have the same number of seeds everywhere: the aggregate scores use its first {seeds}.")
         columns = [at(mine[env_id], steps[env_id])[:seeds] / paper[short_name(env_id)] for env_id in env_ids]
         scores[name] = np.stack(columns, axis=1)
-        if np.isnan(scores[name]).any():
-            warn(f"{name} has no evaluation by the last step of the others: left out of the aggregate scores.")
+        if late := [env_id for env_id, column in zip(env_ids, columns, strict=True) if np.isnan(column).any()]:
+            where = ", ".join(late)
+            warn(f"{name} has no evaluation on {where} by the last step of the others: left out of the aggregate scores.")
             del scores[name]
     return scores, steps
 

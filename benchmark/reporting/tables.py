@@ -57,12 +57,15 @@ def final_return(groups: list[Group], paper: pd.DataFrame) -> Table:
         rows += [{"environment": env_id, "algorithm": f"{name} (paper only)", **cells} for name, cells in theirs.items()
                  if name not in names]  # fmt: skip
     columns = ("environment", "algorithm", "seeds", "steps", "return", "paper", "paper's steps", "difference")
-    return Table(pd.DataFrame(rows, columns=columns, dtype=object).fillna(NONE), [
+    notes = [
         "Return at the last evaluation that all seeds have: mean ± sample standard deviation over seeds of the best policy's "
         "average over its episodes (the paper's protocol; the maximum over policies is biased upwards). A difference is given "
-        "only at the paper's number of steps and with its settings; its environments are of version -v3.",
-        "MBPO stays with the paper's numbers: no maintained implementation runs today (mbrl 0.2.0 needs gymnasium 0.26).",
-    ])  # fmt: skip
+        "only at the paper's number of steps and with its settings; its environments are of version -v3."
+    ]
+    if "MBPO (paper only)" in str(rows):
+        notes.append("MBPO stays with the paper's numbers: no maintained implementation runs today (mbrl 0.2.0 needs gymnasium "
+                     "0.26).")  # fmt: skip
+    return Table(pd.DataFrame(rows, columns=columns, dtype=object).fillna(NONE), notes)
 
 
 def samples_to_return(groups: list[Group], paper: pd.DataFrame) -> Table:
@@ -184,8 +187,9 @@ def aggregate(estimates: dict[str, tuple[float, float, float]], what: str, symbo
 def speed(groups: list[Group]) -> Table:
     rows = []
     for group in groups:
-        rates = [run.train["charts/SPS"][run.train.index > (run.args.get("learning_starts") or 5000) + 1000].median()
-                 for run in group.runs]  # fmt: skip
+        starts = [run.args.get("learning_starts") for run in group.runs]
+        rates = [run.train["charts/SPS"][run.train.index > (start if isinstance(start, int) else 5000) + 1000].median()
+                 for run, start in zip(group.runs, starts, strict=True)]  # fmt: skip
         hours = [run.eval["charts/wall_seconds"].iloc[-1] / 3600 for run in group.runs]
         rows.append({"environment": group.env_id, "algorithm": group.label,
                      "steps per second while learning": number(pd.Series(rates).median(), 1),

@@ -25,8 +25,15 @@ class Options:
 
 def resident(pid: int) -> int:
     """Resident bytes of a process and its children; Linux only."""
-    found = subprocess.run(["ps", "-o", "rss=", "--pid", str(pid), "--ppid", str(pid)], capture_output=True, text=True)
-    return 1024 * sum(map(int, found.stdout.split()))
+    total = 0
+    for status in Path("/proc").glob("[0-9]*/status"):
+        try:
+            fields = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
+        except OSError:
+            continue
+        if str(pid) in (fields["Pid"].strip(), fields["PPid"].strip()) and "VmRSS" in fields:
+            total += int(fields["VmRSS"].split()[0]) * 1024
+    return total
 
 
 def main() -> int:

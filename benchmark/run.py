@@ -24,6 +24,7 @@ from typing import Literal
 import experiments
 import tyro
 from experiments import EXPERIMENTS, HARMLESS, ROOT, SWEEPS, differs, expected, given, script_defaults
+from grid import run_grid
 from job import UserError, is_done, read_config, training_command
 
 # What run.py sets for each run itself, and how to choose it.
@@ -182,8 +183,6 @@ def run(options: Options, for_all: list[str]) -> int:
     for job in jobs:
         check_existing(job, for_all)
     if not options.dry_run:
-        from grid import run_grid  # and with it Ray
-
         return run_grid(options, jobs)
     for job in jobs:
         print("# finished" if is_done(job) else shlex.join(training_command(job)), flush=True)

@@ -493,7 +493,7 @@ if torch.cuda.is_available():
 @pytest.mark.slow
 @pytest.mark.parametrize("device,compile,cudagraphs", WAYS)
 def test_fast_ways_equal_eager(script, device, compile, cudagraphs):
-    """On the same transitions and noise: the gradient to 1e-5, the parameters after 50 steps to 1e-3."""
+    """On the same transitions and noise: gradients and metrics to 1e-5, the parameters after 50 steps to 1e-3."""
     learners = [make_learner(script, device, compile=compile and fast, cudagraphs=cudagraphs and fast, hidden_dim=32, utd=2)
                 for fast in (False, True)]  # fmt: skip
     names = access.all_networks(kind_of(script))
@@ -507,6 +507,9 @@ def test_fast_ways_equal_eager(script, device, compile, cudagraphs):
             else:
                 eager, fast = (access.parameters(learner, name)[name].cpu() for learner in learners)
             assert reference.relative_error(fast, eager) < bound, (steps, name)
+        if gradient:
+            eager, fast = (learner.read_metrics(1) for learner in learners)
+            assert fast == pytest.approx(eager, rel=1e-5, abs=1e-6)
     assert all(learner.counts["critic"].item() == 100 for learner in learners)
     assert (learners[1].update_graph is not None) == cudagraphs
 
@@ -529,8 +532,10 @@ def test_gradient_at_full_size(script):
     if kind_of(script) == "vanilla":
         size, keys = size[:1], keys[:, :1]
     inputs = (rows, condition, noise, size, keys)
-    access.update_critics(script, learner, *inputs, functions=learner)
-    access.update_critics(script, exact, *(x.double() for x in inputs))
+    fast = access.update_critics(script, learner, *inputs, functions=learner)
+    slow = access.update_critics(script, exact, *(x.double() for x in inputs))
+    assert fast.loss == pytest.approx(slow.loss, rel=1e-5)  # of the values and the target that are returned for the metrics
+    assert reference.relative_error(fast.next_action, slow.next_action) < 1e-5
     got, wanted = (np.concatenate([g.ravel() for g in access.gradients(x, "critic").values()]) for x in (learner, exact))
     assert [next(x.moments["critic"].parameters()).dtype for x in (learner, exact)] == [torch.float32, torch.float64]
     assert reference.relative_error(got, wanted) < 1e-5

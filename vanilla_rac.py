@@ -35,6 +35,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
@@ -606,18 +607,25 @@ def train_within(stack: contextlib.ExitStack, args: Args, stopped_by) -> dict:
 
     def log(name: str, row: dict) -> None:
         """Append a row to a CSV file, with the header where the file is new, and to Weights & Biases."""
+        nonlocal tracker
         try:
-            with open(run_dir / name, "a", newline="") as file:
-                writer = csv.DictWriter(file, row)
-                if file.tell() == 0:
+            with open(run_dir / name, "a+", newline="") as file:
+                file.seek(0)
+                writer, header = csv.DictWriter(file, row), file.readline()
+                if not header:
                     writer.writeheader()
+                elif header.strip() != ",".join(row):
+                    raise TrainingError(f"{run_dir / name} has other columns than {SCRIPT}.py writes now; move it away to go on")
                 writer.writerow(row)
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
             raise TrainingError(f"{run_dir / name} cannot be written: {first_line(error)}") from None
-        if tracker:
-            tracker.log({key: value for key, value in row.items() if value is not None})
+        try:
+            if tracker:
+                tracker.log({key: value for key, value in row.items() if value is not None})
+        except Exception as error:  # its service has died
+            tracker = tell(f"Weights & Biases has failed, and the run goes on without it: {first_line(error)}")
 
     def log_training() -> None:
         steps, seconds = run.step - run.row_step, time.time() - start
@@ -720,6 +728,7 @@ def train_within(stack: contextlib.ExitStack, args: Args, stopped_by) -> dict:
             save()
         while evaluator.pending and not stopped_by:
             collect(1.0, "collecting the last evaluations")
+        random_state = None  # one try is enough
         save(final=True)
         completed = run.step == args.total_timesteps and not evaluator.pending
         outcome = 0 if completed else 255  # wandb's own exit code of an interrupted run
@@ -731,9 +740,9 @@ def train_within(stack: contextlib.ExitStack, args: Args, stopped_by) -> dict:
                 tell(str(error))
     except Exception as error:
         known = isinstance(error, TrainingError | torch.OutOfMemoryError)
-        if random_state is not None and not known:  # the environment, or an evaluation
+        if random_state is not None:  # the environment, an evaluation, or a file that cannot be written
             learner.generator.set_state(random_state)  # all that the step has changed
-            with contextlib.suppress(TrainingError):
+            with contextlib.suppress(TrainingError, torch.OutOfMemoryError):
                 save()
         good = "there is no checkpoint" if saved_step is None else f"the last good checkpoint is of step {saved_step}"
         if known or stopped_by:  # Ctrl-C in a terminal also ends the compiler
@@ -744,8 +753,9 @@ def train_within(stack: contextlib.ExitStack, args: Args, stopped_by) -> dict:
         raise
     finally:
         bar.close()
-        if tracker:
-            tracker.finish(exit_code=outcome)
+        with contextlib.suppress(Exception):  # a service that has died: the files are there
+            if tracker:
+                tracker.finish(exit_code=outcome)
     return {"run_dir": str(run_dir), "completed": completed, "global_step": run.step, "last": run.last, "best": run.best}
 
 
@@ -949,8 +959,8 @@ class Evaluator:
             wait(self.futures[:1], seconds)
             while self.futures and self.futures[0].done():
                 row, self.deaths = self.futures[0].result(), 0
-                del self.futures[0]
-                yield row, self.pending.pop(0)[3]
+                yield row, self.pending[0][3]
+                del self.futures[0], self.pending[0]  # only now: it is pending until its row is written
         except BrokenExecutor:
             self.mend()
 
@@ -967,7 +977,7 @@ def check_args(args: Args, action_dim: int = 0) -> Args:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     args.total_timesteps = args.total_timesteps or {"Humanoid": 1_000_000}.get(name, 300_000)
     args.buffer_size = args.buffer_size or REPLAY_CAPACITY.get(name, 1_000_000)
-    args.eval_workers = max(1, min(12, cores // 2)) if args.eval_workers is None else args.eval_workers
+    args.eval_workers = max(1, min(12, cores // 2)) if args.eval_workers is None else min(args.eval_workers, 4 * cores)
     if action_dim and getattr(args, "target_entropy", 0.0) is None:
         args.target_entropy = -float(action_dim)
     check_own_args(args, name)
@@ -979,7 +989,6 @@ def check_args(args: Args, action_dim: int = 0) -> Args:
         ("q_lr_warmup_end", args.q_lr_warmup_end >= args.learning_starts or args.q_lr_init == args.q_lr,
          f"at least learning_starts, {args.learning_starts}, unless q_lr_init equals q_lr"),
         ("bias_frequency", not args.bias_frequency % args.eval_frequency, f"a multiple of eval_frequency, {args.eval_frequency}"),
-        ("eval_workers", args.eval_workers <= 4 * cores, f"at most {4 * cores}, four times the cores of this machine"),
         ("run_name", args.run_name is None or (Path(args.run_name).name == args.run_name != ".." and len(args.run_name) <= 200),
          "a plain folder name of at most 200 characters"),
     ):  # fmt: skip
@@ -1158,7 +1167,7 @@ def load_file(path: Path) -> dict:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         script, saved, known = content["script"], content["args"], {field.name for field in dataclasses.fields(Args)}
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{path} does not exist; give the directory of a run.") from None
     except Exception:
         raise UserError(f"{path} is damaged or not a file of {SCRIPT}.py.") from None
@@ -1250,7 +1259,8 @@ def start_tracking(args: Args, run_dir: Path):
         tell(f"Weights & Biases: {run.url}")
     run.define_metric("global_step")
     run.define_metric("*", step_metric="global_step")  # evaluations come later than their step
-    run.log_code(str(Path(__file__).parent), include_fn=lambda path: Path(path).name == Path(__file__).name)
+    with tempfile.TemporaryDirectory() as folder:  # log_code would search all that lies below and beside the script
+        run.log_code(Path(shutil.copy(__file__, folder)).parent)
     return run
 
 
@@ -1299,7 +1309,6 @@ def evaluate_run(args: Args, checkpoint: dict) -> None:
     FlatEnv(args.env_id).close()  # a missing environment is the user's to mend, not a worker's to die of
     with Evaluator(args, seeds_for(args.seed, 1, 0, args.eval_episodes)) as evaluator:
         returns = evaluator.map(functools.partial(evaluate_one, args, evaluator.seeds, actor), conditions)
-    best = conditions[int(np.argmax([r.mean() for r in returns]))] if best is None else best
     lines = [f"global_step,{CONDITION},return,return_std,best_in_training"]
     table = [f"{args.env_id}, step {step}, {args.eval_episodes} fresh episodes per {CONDITION}"]
     table += [f"{CONDITION:>10} {'return':>10} {'std':>9}"]
@@ -1310,10 +1319,19 @@ def evaluate_run(args: Args, checkpoint: dict) -> None:
         write_whole(run_dir / "evaluate.csv", lambda file: file.write("\n".join([*lines, ""]).encode()))
     except TrainingError as error:
         tell(str(error))
-    print("\n".join(table), flush=True)
+    say(*table)
     if args.capture_video:
+        best = conditions[int(np.argmax([r.mean() for r in returns]))] if best is None else best
         record_episode(args, actor, best, run_dir, f"evaluate-step-{step}")
-        print(f"recorded {CONDITION} {best:.4g} in {run_dir / 'videos'}")
+        say(f"recorded {CONDITION} {best:.4g} in {run_dir / 'videos'}")
+
+
+def say(*lines: str) -> None:
+    """Print results; where a `| head` has read enough, end well."""
+    try:
+        print(*lines, sep="\n", flush=True)
+    except BrokenPipeError:
+        os._exit(0)
 
 
 def main() -> None:
@@ -1333,19 +1351,17 @@ def main() -> None:
         summary = train(args, stopped_by)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
-    except BrokenPipeError:  # `| head` has read enough
-        os._exit(0)
     except (UserError, TrainingError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, UserError) else 1)
     if not summary["completed"]:
         tell(f"stopped at step {summary['global_step']}; go on with: {command('resume', summary['run_dir'])}")
         sys.exit(128 + stopped_by[0])
-    print(f"finished: {summary['run_dir']}, {summary['global_step']} steps")
+    lines = [f"finished: {summary['run_dir']}, {summary['global_step']} steps"]
     for title, evaluation in (("last evaluation", summary["last"]), ("best evaluation", summary["best"])):
         best = f"{evaluation['best_return']:.1f} ± {evaluation['best_return_std']:.1f} at {CONDITION}"
-        print(f"{title}: return {best} {evaluation[f'best_{CONDITION}']:.4g}, step {evaluation['step']}")
-    print(f"evaluate it on fresh episodes: {command('evaluate', summary['run_dir'])}")
+        lines += [f"{title}: return {best} {evaluation[f'best_{CONDITION}']:.4g}, step {evaluation['step']}"]
+    say(*lines, f"evaluate it on fresh episodes: {command('evaluate', summary['run_dir'])}")
 
 
 if __name__ == "__main__":

@@ -109,7 +109,7 @@ def test_an_environment_that_raises(cli, whole):
 
 @pytest.mark.parametrize("failure,error", [
     ("reset", "RuntimeError: the simulator is unstable"),
-    pytest.param("socket", "ConnectionError: the simulator is gone", marks=pytest.mark.slow)])  # fmt: skip
+    pytest.param("socket", "BrokenPipeError: the simulator is gone", marks=pytest.mark.slow)])  # fmt: skip
 def test_an_environment_that_raises_elsewhere(cli, whole, failure, error):
     """At a reset, after the update of the step before; and with an error of the system, which is not one of our files'."""
     cli.env["FAIL"] = failure

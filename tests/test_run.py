@@ -255,6 +255,18 @@ def test_an_evaluation_on_its_own_can_be_stopped(cli, number):
         wait_until(lambda: not Path(f"/proc/{worker}").exists())
 
 
+def test_a_row_that_cannot_be_written_is_not_lost(cli, whole):
+    """A file with other columns is not written into; the evaluation stays pending in a checkpoint of the step itself."""
+    run_dir = cli.train("run", "--total-timesteps", "400")
+    text = (run_dir / "eval.csv").read_text()
+    (run_dir / "eval.csv").write_text("".join(line.rsplit(",", 1)[0] + "\n" for line in text.splitlines()))
+    err = cli.call("--resume", run_dir, "--total-timesteps", "500", code=1).stderr
+    assert re.search(r"stopped at step 500: .*eval.csv has other columns than rac_sac.py writes.*checkpoint is of step 500", err)
+    (run_dir / "eval.csv").write_text(text)
+    cli.call("--resume", run_dir)
+    assert_same_run(whole[0], run_dir, files=["eval.csv"])
+
+
 def test_more_steps_on_resume(cli, whole):
     grown = cli.train("grown", "--total-timesteps", "400")
     result = cli.call("--resume", grown, "--env-id", "Hopper-v4", "--total-timesteps", "500", "--seed", "9")
@@ -518,6 +530,29 @@ def test_offline_tracking_holds_the_history(cli):
             "losses/actor_loss", f"eval/best_{CONDITIONS[cli.name]}"} <= names  # fmt: skip
     if cli.name == "rac_sac":
         assert {"losses/alpha", "losses/alpha_loss", "eval/return_0.8", "eval/alpha_0.8"} <= names
+
+
+@pytest.mark.slow
+def test_a_tracked_run_outlives_the_service(cli, whole):
+    with cli.held("run", "--track", at=260) as (process, run_dir):
+        cli.holding(process)
+        services = [int(p.parent.name) for p in Path("/proc").glob("[0-9]*/cmdline") if is_service_of(p, process.pid)]
+        assert services
+        for service in services:
+            os.kill(service, signal.SIGKILL)
+        cli.release()
+        _, err = process.communicate(timeout=240)
+    assert process.returncode == 0, err
+    assert "Weights & Biases has failed, and the run goes on without it" in err
+    assert_same_run(whole[0], run_dir)
+
+
+def is_service_of(cmdline: Path, pid: int) -> bool:
+    try:
+        words = cmdline.read_text().split("\0")
+    except OSError:
+        return False
+    return "wandb-core" in words[0] and str(pid) in words
 
 
 @pytest.mark.slow

@@ -112,7 +112,7 @@ class Held(gym.Wrapper):
         if self.steps == int(os.environ.get("FAIL_AT", -1)):
             raise RuntimeError("the simulator is unstable")
         if self.steps == 320 and self.in_training and os.environ.get("FAIL") == "socket":
-            raise ConnectionError("the simulator is gone")
+            raise BrokenPipeError("the simulator is gone")
         if self.steps == self.hold_at and not Path("release").exists():
             Path(f"held.{os.getpid()}").touch()
             while not Path("release").exists():

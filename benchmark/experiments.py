@@ -73,7 +73,7 @@ EXPERIMENTS = {
 
 # Arguments that change how a run is done, not what it learns.
 HARMLESS = ("track", "wandb_project_name", "wandb_entity", "capture_video", "checkpoint_seconds", "compile", "cudagraphs", "cuda",
-            "torch_deterministic", "matmul_precision", "eval_workers", "max_pending_evaluations", "bias_frequency")  # fmt: skip
+            "torch_deterministic", "eval_workers", "max_pending_evaluations", "bias_frequency")  # fmt: skip
 HOUSEKEEPING = (*HARMLESS, "seed", "env_id", "exp_name", "run_root", "run_name", "resume", "evaluate", "total_timesteps")
 ACTION_DIM = {"Humanoid": 17, "Ant": 8, "Walker2d": 6, "HalfCheetah": 6, "Hopper": 3}
 

@@ -26,6 +26,7 @@ from typing import Annotated, Literal
 sys.path.insert(0, str(Path(__file__).resolve().parent / "speed"))
 import torch
 import tyro
+from experiments import HOUSEKEEPING, given
 from job import last_row, number
 from measure import ROOT, about, fail, table, words, write
 
@@ -102,8 +103,9 @@ def train(options: Options, seconds: float) -> tuple[list[dict], bool]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     share = max(1, cores // len(runs))
     root, names, commands, rows = options.run_root.resolve(), [], [], []
+    beside = "".join(f"+{key}_{value}" for key, value in sorted(given(options.more).items()) if key not in HOUSEKEEPING)
     for seed, env_id, script in runs:
-        names.append(f"{env_id}__{script}__{seed}".replace("/", "_").replace(":", "_"))
+        names.append(f"{env_id}__{script}{beside}__{seed}".replace("/", "_").replace(":", "_"))
         how = ["--run-root", str(root), "--run-name", names[-1], "--env-id", env_id, "--seed", str(seed)]
         if (root / names[-1] / "checkpoint.pt").exists():
             how = ["--resume", str(root / names[-1])]

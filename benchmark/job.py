@@ -1,6 +1,7 @@
 """One run of a grid: what its run directory says of it, and how a Ray worker brings it to its end."""
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -96,6 +97,8 @@ def attempt(job: dict, log: Path, began: int) -> str:
                 pass
         except filelock.Timeout:
             raise RuntimeError("the run directory is in use by another process") from None
+    if hashlib.sha256(Path(job["script"]).read_bytes()).hexdigest() != job["sha256"]:
+        return f"{job['script']} has changed since this grid was started, and its runs would not be of one script"
     fresh = not (run_dir / "checkpoint.pt").exists()
     # A run that was trained to its end is resumed too: it ends at once, with the checkpoint that is then evaluated.
     code = run_process(training_command(job, sys.executable), log, job["cpus"], stop_file)

@@ -134,10 +134,9 @@ def make_jobs(options: Options, for_all: dict[str, str]) -> list[dict]:
                 for field, value in settings.items():
                     flag, switch = field.replace("_", "-"), value in ("True", "False") and field != "cuda"  # cuda may be None
                     arguments += [f"--{flag}" if value == "True" else f"--no-{flag}"] if switch else [f"--{flag}", value]
-                digest = sha256(script) if Path(script).is_absolute() else ""  # of an own script
                 jobs.append({"name": name, "run_dir": str(run_dir), "script": str(ROOT / script), "steps": steps,
                              "arguments": arguments, "settings": settings, "cpus": options.cpus_per_run,
-                             "sha256": digest})  # fmt: skip
+                             "sha256": sha256(script), "own": Path(script).is_absolute()})  # fmt: skip
     return jobs
 
 
@@ -152,7 +151,7 @@ def check_existing(job: dict, for_all: dict[str, str]) -> None:
         raise UserError(f"{run_dir} is there but has no readable config.json; {away}")
     if saved is None:
         return
-    if job["sha256"] and job["sha256"] not in saved["script_sha256"]:
+    if job["own"] and job["sha256"] not in saved["script_sha256"]:
         raise UserError(f"{run_dir} was made with another {saved['script']}.py than {job['script']}; {away}")
     for name, value in {**(expected(settings["exp_name"], settings["env_id"]) or {}), **settings}.items():
         other = name in saved and differs(saved[name], value)

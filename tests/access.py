@@ -8,6 +8,7 @@ import inspect
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import reference
 import torch
 
@@ -18,7 +19,11 @@ def kind_of(module) -> str:
     """Which of the four algorithms a script is, or was copied from, by its own arguments."""
     fields = {field.name for field in dataclasses.fields(module.Args)}
     kinds = {"policy_noise": "td3", "min_size": "vanilla", "train_k_max": "itm", "train_beta_max": "sac"}
-    return next(kind for field, kind in kinds.items() if field in fields)
+    found = [kind for field, kind in kinds.items() if field in fields]
+    if not found:
+        wanted = f"none of the arguments {', '.join(kinds)}, by which its algorithm is told"
+        raise pytest.UsageError(f"{module.__name__}.py has {wanted}")
+    return found[0]
 
 
 def make_learner(module, device="cpu", **options):

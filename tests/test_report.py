@@ -196,7 +196,7 @@ def test_beside_published_results(tmp_path, report):
     assert [ours[step] for step in steps] == [*(f"{v + 1.5:,.0f} ± {spread:.0f}" for v in (1600, 3300, 5000)), "—", "—"]
     assert [fresh[step] for step in steps] == ["—", "—", f"4,002 ± {spread:.0f}", "—", "—"]
     assert [rows["RAC-SAC (tau 0.1)", "best"][step] for step in steps[:2]] == ["7 ± 0", "—"]
-    assert rows["mine", "best"]["16,666"] == "—"  # 16 100 is five intervals back for the seed that ends there
+    assert rows["mine", "best"]["16,666"] == "9 (1 of 2)"  # 16 100 is five intervals back for the seed that ends there
     theirs = rows["REDQ (UTD 20), published", "its one policy"]
     used = (16_666, 33_332, 49_998, 99_996, 299_988)
     assert [theirs[step] for step in steps] == [f"{redq[step][0]:,.0f} ± {redq[step][1]:,.0f}" for step in used]

@@ -96,36 +96,36 @@ def samples_to_return(groups: list[Group], paper: pd.DataFrame) -> Table:
 def fresh_return(groups: list[Group]) -> Table:
     rows = []
     for group in groups:
-        fresh = pd.concat([run.fresh for run in group.runs])
-        best = pd.concat([run.eval.loc[run.fresh.index, RETURN] for run in group.runs])
-        if len(fresh):
-            rows.append({"environment": group.env_id, "algorithm": group.label, "seeds": len(fresh),
+        for step in sorted({step for run in group.runs for step in run.fresh.index}):
+            runs = [run for run in group.runs if step in run.fresh]
+            fresh, best = [run.fresh[step] for run in runs], [run.eval[RETURN][step] for run in runs]
+            rows.append({"environment": group.env_id, "algorithm": group.label, "seeds": len(fresh), "step": number(step),
                          "best return": mean_std(best), "beta*'s return on fresh episodes": mean_std(fresh),
-                         "difference": f"{fresh.mean() - best.mean():+,.0f}"})  # fmt: skip
+                         "difference": f"{np.mean(fresh) - np.mean(best):+,.0f}"})  # fmt: skip
     return Table(
         pd.DataFrame(rows), ["The best of several noisy averages is biased upwards; the same policy on fresh episodes is not."]
     )
 
 
-def values_at(group: Group, step: int, fresh: bool) -> tuple[float, float, set[int]] | None:
-    """Mean and std of the seeds' returns at a step, and the evaluations that they are of (see last_before).
+def values_at(group: Group, step: int, fresh: bool) -> tuple[float, float, set[int], str] | None:
+    """Mean and std of the seeds' returns at a step, the evaluations that they are of (see last_before), and how many, if not all.
 
-    None if a seed has none there. fresh: of beta* on fresh episodes in place of the best policy of the evaluation.
+    None if no seed has one there. fresh: of beta* on fresh episodes in place of the best policy of the evaluation.
     """
     values, used = [], set()
     for run in group.runs:
         place, returns = last_before(run.eval.index, step), run.fresh if fresh else run.eval[RETURN]
-        if place not in returns:
-            return None
-        values.append(returns[place])
-        used.add(place)
-    return np.mean(values), pd.Series(values).std(), used
+        if place in returns:
+            values.append(returns[place])
+            used.add(place)
+    some = "" if len(values) == len(group.runs) else f" ({len(values)} of {len(group.runs)})"
+    return (np.mean(values), pd.Series(values).std(), used, some) if values else None
 
 
-def published_at(curve: pd.DataFrame, step: int) -> tuple[float, float, set[int]] | None:
+def published_at(curve: pd.DataFrame, step: int) -> tuple[float, float, set[int], str] | None:
     """The same of a published curve."""
     place = last_before(curve.index, step)
-    return None if place is None else (*curve.loc[place, ["mean_return", "std_return"]], {place})
+    return None if place is None else (*curve.loc[place, ["mean_return", "std_return"]], {place}, "")
 
 
 def with_rival(group: Group) -> bool:
@@ -154,20 +154,20 @@ def beside_published(groups: list[Group], names: tuple[str, ...]) -> tuple[Table
                 sources.append(((f"{name}, published", "its one policy", curve["seeds"].iloc[0]), cells, True))
         for (name, policy, seeds), cells, comparable in sources:
             row = {"environment": env_id, "algorithm": name, "policy": policy, "seeds": seeds}
-            returns.append(row | {f"{step:,}": plus_minus(*cell[:2]) if cell else NONE for step, cell in cells.items()})
-            shares = {step: cell[0] / rival[step][0] for step, cell in cells.items() if comparable and cell and step in rival
-                      and min(cell[2] | rival[step][2]) >= 0.95 * step}  # fmt: skip
+            returns.append(row | {f"{step:,}": plus_minus(*cell[:2]) + cell[3] if cell else NONE for step, cell in cells.items()})
+            shares = {step: f"{cell[0] / rival[step][0]:.2f}{cell[3]}" for step, cell in cells.items()
+                      if comparable and cell and step in rival and min(cell[2] | rival[step][2]) >= 0.95 * step}  # fmt: skip
             if shares:
-                ratios.append(row | {f"{step:,}": f"{shares[step]:.2f}" if step in shares else NONE for step in STEPS})
+                ratios.append(row | {f"{step:,}": shares.get(step, NONE) for step in STEPS})
             for step, cell in cells.items():
                 if cell and cell[2] != {step}:
                     used = ", ".join(f"{place:,}" for place in sorted(cell[2]))
                     elsewhere.setdefault(name, {})[f"{used} for {step:,}"] = None
     notes = [
         "Mean ± sample standard deviation over seeds. A value at a step is that of the last evaluation at or before it, less "
-        "than one evaluation interval earlier; nothing is interpolated, and a cell is empty where there is none or a seed has "
-        "not come so far. beta* was played on fresh episodes only at the step of a run's evaluate.csv. Published values are of "
-        "one deterministic policy, averaged over the given number of seeds (benchmark/published/README.md)."
+        "than one evaluation interval earlier; nothing is interpolated, a cell is empty where there is none, and (1 of 3) says "
+        "that only one of three seeds has one. beta* was played on fresh episodes only at the step of a run's evaluate.csv. "
+        "Published values are of one deterministic policy, averaged over the given seeds (benchmark/published/README.md)."
     ]
     if elsewhere:
         lines = [f"{name}: {', '.join(places)}" for name, places in elsewhere.items()]
@@ -190,13 +190,14 @@ def speed(groups: list[Group]) -> Table:
         starts = [run.args.get("learning_starts") for run in group.runs]
         rates = [run.train["charts/SPS"][run.train.index > (start if isinstance(start, int) else 5000) + 1000].median()
                  for run, start in zip(group.runs, starts, strict=True)]  # fmt: skip
-        hours = [run.eval["charts/wall_seconds"].iloc[-1] / 3600 for run in group.runs]
+        hours = [run.eval["charts/wall_seconds"][group.last] / 3600 for run in group.runs]
         rows.append({"environment": group.env_id, "algorithm": group.label,
                      "steps per second while learning": number(pd.Series(rates).median(), 1),
-                     "hours up to the last evaluation": number(np.mean(hours), 2),
+                     "hours": number(np.mean(hours), 2), "up to step": number(group.last),
                      "device": ", ".join(sorted({run.device for run in group.runs}))})  # fmt: skip
     return Table(pd.DataFrame(rows), [
-        "Median over a run's rows of train.csv, then over seeds; runs that shared a machine slowed each other."])  # fmt: skip
+        "Steps per second: median over a run's rows of train.csv, then over seeds. Hours: mean over seeds, up to the last "
+        "evaluation that all have. Runs that shared a machine slowed each other."])  # fmt: skip
 
 
 def all_runs(groups: list[Group]) -> Table:

@@ -322,7 +322,7 @@ def update_temperature(actor, temperature, moments, metrics, scales, target_entr
     metrics[6:] += loss
 
 
-METRICS = ("qf_loss", "qf_values", "qf_std", "actor_loss", "alpha", "entropy", "alpha_loss")  # qf_loss: of one member
+METRICS = ("qf_loss", "qf_values", "qf_std", "actor_loss", "alpha", "entropy", "alpha_loss")  # qf_: over G updates, loss of one
 COMPILED = (prepare_targets, update_critics, update_actor, update_temperature)
 
 

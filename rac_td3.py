@@ -266,7 +266,7 @@ def update_actor(actor, critic, moments, metrics, scales, obs, beta):
     metrics[3:] += loss
 
 
-METRICS = ("qf_loss", "qf_values", "qf_std", "actor_loss")  # qf_loss: of one member
+METRICS = ("qf_loss", "qf_values", "qf_std", "actor_loss")  # qf_: over G updates, loss of one
 COMPILED = (prepare_targets, update_critics, update_actor)
 
 

@@ -284,7 +284,8 @@ def test_how_an_attempt_ends(tmp_path, body, stays_wrong, message):
     script.write_text(f"import os, pathlib, sys\nrun_dir = pathlib.Path({str(run_dir)!r})\n{body}\n")
     (tmp_path / "run.log").write_text("error: of an earlier attempt\n")
     wanted = {"run_dir": str(run_dir), "script": str(script), "arguments": [], "cpus": 1, "steps": 5, "evaluates": True,
-              "sha256": hashlib.sha256(script.read_bytes()).hexdigest(), "driver": "--- test: ", "stop_file": str(tmp_path / "stop")}  # fmt: skip
+              "sha256": hashlib.sha256(script.read_bytes()).hexdigest(), "driver": "--- test: ",
+              "stop_file": str(tmp_path / "stop")}  # fmt: skip
     if stays_wrong:
         assert job.run_job(wanted) == message
         assert "script.py has changed since this grid was started" in job.run_job({**wanted, "sha256": "another"})

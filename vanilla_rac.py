@@ -123,7 +123,7 @@ class Args:
     # Evaluation
     eval_frequency: PositiveInt = 1000  # environment steps between evaluations
     eval_episodes: PositiveInt = 10  # episodes per evaluation, from the same initial states in all of them
-    eval_workers: NonNegativeInt | None = None  # processes; default half the cores, at most 12; 0: in this process; same results
+    eval_workers: NonNegativeInt | None = None  # processes, at most 4 a core; default half the cores, up to 12; 0: in this one
     max_pending_evaluations: NonNegativeInt | None = None  # how many may wait before training does; default twice eval_workers
     bias_frequency: NonNegativeInt = 0  # environment steps between measurements of the normalised value bias; 0: never
 
@@ -740,7 +740,7 @@ def train_within(stack: contextlib.ExitStack, args: Args, stopped_by) -> dict:
                 tell(str(error))
     except Exception as error:
         known = isinstance(error, TrainingError | torch.OutOfMemoryError)
-        if random_state is not None:  # the environment, an evaluation, or a file that cannot be written
+        if random_state is not None:  # the environment, an evaluation, or a file of one that cannot be written
             learner.generator.set_state(random_state)  # all that the step has changed
             with contextlib.suppress(TrainingError, torch.OutOfMemoryError):
                 save()
@@ -1253,14 +1253,14 @@ def start_tracking(args: Args, run_dir: Path):
             tell(f"Weights & Biases is offline ({first_line(error)}); upload later: wandb sync {run_dir}/wandb/offline-run-*")
             wandb.teardown()  # or else the failed start holds the run's id
             run = start(mode="offline")
+        run.define_metric("global_step")
+        run.define_metric("*", step_metric="global_step")  # evaluations come later than their step
+        with tempfile.TemporaryDirectory() as folder:  # log_code would search all that lies below and beside the script
+            run.log_code(Path(shutil.copy(__file__, folder)).parent)
     except Exception as error:  # a wrong project name, a service that does not start: not worth losing the run
         return tell(f"Weights & Biases does not start, and the run goes on without it: {first_line(error)}")
     if run.url:
         tell(f"Weights & Biases: {run.url}")
-    run.define_metric("global_step")
-    run.define_metric("*", step_metric="global_step")  # evaluations come later than their step
-    with tempfile.TemporaryDirectory() as folder:  # log_code would search all that lies below and beside the script
-        run.log_code(Path(shutil.copy(__file__, folder)).parent)
     return run
 
 

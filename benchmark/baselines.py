@@ -222,8 +222,11 @@ class Run:
                 os.fsync(file.fileno())
         except OSError as error:
             raise TrainingError(f"{self.dir / name} cannot be written: {first_line(error)}") from None
-        if self.tracker:
-            self.tracker.log({key: value for key, value in row.items() if value is not None})
+        try:
+            if self.tracker:
+                self.tracker.log({key: value for key, value in row.items() if value is not None})
+        except Exception as error:  # its service has died
+            self.tracker = tell(f"Weights & Biases has failed, and the run goes on without it: {first_line(error)}")
 
     def log_training(self) -> None:
         """A row of train.csv: averages since the row before, and the episode that has ended, if one has."""
@@ -272,8 +275,9 @@ class Run:
     def close(self, kind, error, traceback) -> None:
         """Close what is open; say what is left of a run that has failed."""
         self.bar.close()
-        if self.tracker:  # 255 is wandb's own exit code of an interrupted run
-            self.tracker.finish(exit_code=1 if error else 0 if self.step == self.args.total_timesteps else 255)
+        with contextlib.suppress(Exception):
+            if self.tracker:  # 255 is wandb's own exit code of an interrupted run
+                self.tracker.finish(exit_code=1 if error else 0 if self.step == self.args.total_timesteps else 255)
         what = f"stopped at step {self.step}: {{}}; the last checkpoint is of step {self.saved_step} in {self.dir}."
         if isinstance(error, TrainingError | torch.OutOfMemoryError):
             raise TrainingError(what.format(first_line(error))) from None

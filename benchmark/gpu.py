@@ -103,7 +103,8 @@ def train(options: Options, seconds: float) -> tuple[list[dict], bool]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     share = max(1, cores // len(runs))
     root, names, commands, rows = options.run_root.resolve(), [], [], []
-    beside = "".join(f"+{key}_{value}" for key, value in sorted(given(options.more).items()) if key not in HOUSEKEEPING)
+    more = given([part for word in options.more for part in word.split("=", 1)])
+    beside = "".join(f"+{key}_{value}" for key, value in sorted(more.items()) if key not in HOUSEKEEPING)
     for seed, env_id, script in runs:
         names.append(f"{env_id}__{script}{beside}__{seed}".replace("/", "_").replace(":", "_"))
         how = ["--run-root", str(root), "--run-name", names[-1], "--env-id", env_id, "--seed", str(seed)]

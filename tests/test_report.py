@@ -178,6 +178,17 @@ def published_rows(env_id: str, algorithm: str) -> dict[int, tuple[float, float]
                 if (row["env_id"], row["algorithm"]) == (env_id, algorithm)}  # fmt: skip
 
 
+def test_seeds_without_a_common_step(tmp_path, report):
+    """Somebody's own script may evaluate when it likes."""
+    for seed, steps in ((1, (100, 300)), (2, (200, 400))):
+        make_run(tmp_path / "runs", "mine", "Hopper-v4", seed, {step: 7 for step in steps}, fresh=5 + seed)
+    _, _, text = report("runs")
+    assert "2 runs of 1 algorithm" in text
+    fresh = next(t for t in tables(text) if "beta*'s return on fresh episodes" in t[0])
+    assert [(row["step"], row["seeds"], row["beta*'s return on fresh episodes"]) for row in fresh] == [
+        ("300", "1", "6"), ("400", "1", "7")]  # fmt: skip
+
+
 def test_beside_published_results(tmp_path, report):
     root, redq = tmp_path / "runs", published_rows("Hopper-v4", "REDQ (UTD 20)")
     for seed in (1, 2):

@@ -190,7 +190,7 @@ def speed(groups: list[Group]) -> Table:
         starts = [run.args.get("learning_starts") for run in group.runs]
         rates = [run.train["charts/SPS"][run.train.index > (start if isinstance(start, int) else 5000) + 1000].median()
                  for run, start in zip(group.runs, starts, strict=True)]  # fmt: skip
-        hours = [run.eval["charts/wall_seconds"][group.last] / 3600 for run in group.runs]
+        hours = [run.eval["charts/wall_seconds"].asof(group.last) / 3600 for run in group.runs]
         rows.append({"environment": group.env_id, "algorithm": group.label,
                      "steps per second while learning": number(pd.Series(rates).median(), 1),
                      "hours": number(np.mean(hours), 2), "up to step": number(group.last),

@@ -126,7 +126,7 @@ def learning_curves(document: Document, groups: list[Group], paper: pd.DataFrame
     caption = ("Average return of the best policy: mean ± sample standard deviation over seeds; dotted where not all have come "
                "yet; up to the step at which the longest run ends or is to end.")  # fmt: skip
     if any(key[0] in ends for key in published):
-        caption += " Thin grey lines: published means (benchmark/published), one deterministic policy."
+        caption += " Grey: published means ± std over seeds (benchmark/published), one deterministic policy."
     if marks:
         caption += " Stars: the paper's final return ± its standard deviation, at its step."
     if beyond:

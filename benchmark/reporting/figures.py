@@ -66,8 +66,8 @@ def draw_curves(groups: list[Group], column: str, ylabel: str, order=None, publi
         stats = curve(group, column)
         whole = stats[stats["seeds"] == len(group.runs)]
         ax.plot(whole.index, whole["mean"], label=group.label, marker="o" if len(whole) == 1 else None, markersize=3, **look)
-        low, high = whole["mean"] - whole["std"], whole["mean"] + whole["std"]
-        ax.fill_between(whole.index, low, high, color=look["color"], alpha=0.18, lw=0)
+        low, high = stats["mean"] - stats["std"], stats["mean"] + stats["std"]  # nothing where only one seed has come
+        ax.fill_between(stats.index, low, high, color=look["color"], alpha=0.18, lw=0)
         rest = stats[stats.index >= whole.index[-1]] if len(whole) else stats
         if len(rest) > 1 or not len(whole):
             name = None if len(whole) else group.label
@@ -83,8 +83,9 @@ def draw_curves(groups: list[Group], column: str, ylabel: str, order=None, publi
             i, shown = algorithms.index(name), lines[lines.index <= ends[env_id]]
             shade = plt.get_cmap("Greys")(0.9 - 0.4 * i / max(1, len(algorithms) - 1))
             look = {"color": shade, "linestyle": LINES[i % len(LINES)], "linewidth": 0.8, "zorder": 1.5}
-            axes[env_ids.index(env_id)].plot(shown.index, shown["mean_return"], label=f"{name}, published",
-                                             marker="." if len(shown) == 1 else None, **look)  # fmt: skip
+            ax, mean, std = axes[env_ids.index(env_id)], shown["mean_return"], shown["std_return"]
+            ax.plot(shown.index, mean, label=f"{name}, published", marker="." if len(shown) == 1 else None, **look)
+            ax.fill_between(shown.index, mean - std, mean + std, color=shade, alpha=0.08, lw=0)
     for env_id, ax in zip(env_ids, axes, strict=True):
         if ends:
             ax.set_xlim(0, ends[env_id] * 1.01)

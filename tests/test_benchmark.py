@@ -96,8 +96,9 @@ def test_three_commands_for_a_gpu(tmp_path):
     gpu(*train, "--minutes", "0.002", "--", *TRAIN)  # nothing comes of it but run directories, at most
     gpu(*train, "--", *TRAIN)
     rows = results(out, "train")["rows"]
-    assert [(row["run"], row["exit_code"], row["global_step"], row["evaluated_step"]) for row in rows] == [
-        (f"Hopper-v4__rac_sac__{seed}", 0, 500, "500") for seed in (1, 2)]  # fmt: skip
+    assert [(row["exit_code"], row["global_step"], row["evaluated_step"]) for row in rows] == 2 * [(0, 500, "500")]
+    assert [(row["run"].split("+")[0], row["run"][-3:]) for row in rows] == [("Hopper-v4__rac_sac", f"__{s}") for s in (1, 2)]
+    assert "+utd_1" in rows[0]["run"] and "total_timesteps" not in rows[0]["run"]  # settings tell runs apart, more steps do not
     assert all(row["steps_per_second"] > 0 and float(row["best_return"]) for row in rows)
     gpu("train", "--out", "out", "--seeds", "1", "--run-root", "other", "--", "--utd", "0", code=1)
-    assert "utd is 0; it must be greater than 0" in (tmp_path / "other/Ant-v4__rac_sac__1.log").read_text()
+    assert "utd is 0; it must be greater than 0" in (tmp_path / "other/Ant-v4__rac_sac+utd_0__1.log").read_text()

@@ -169,7 +169,8 @@ def run_grid(options, jobs: list[dict]) -> int:
         ray.init(**address, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, ValueError, RuntimeError) as error:
         failed = f"no Ray cluster answers at {options.address}" if options.address else "Ray does not start on this machine"
-        raise UserError(f"{failed}: {(str(error) or repr(error)).splitlines()[0]}") from None
+        lines = (str(error) or repr(error)).strip().splitlines()  # the last one of a traceback says what was wrong
+        raise UserError(f"{failed}: {' '.join(dict.fromkeys((lines[0], lines[-1])))}") from None
     stopped = []
 
     def stop(signal_number, frame) -> None:  # an exception could be raised, and lost, in the middle of Ray's code

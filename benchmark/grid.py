@@ -158,6 +158,8 @@ def run_grid(options, jobs: list[dict]) -> int:
     """Run what is not done yet; returns the exit code."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    if options.address:  # how often a cluster is asked, each time for 40 seconds; by default 20 times
+        os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "2")
     import ray
 
     # A Ray worker that ends kills its children at once; ours get SIGTERM instead and write their checkpoints.

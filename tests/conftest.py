@@ -196,7 +196,7 @@ def children(pid: int) -> list[int]:
     return found
 
 
-def wait_until(condition, seconds: float = 500.0):
+def wait_until(condition, seconds: float = 240.0):
     """The first true value of condition(); fails after `seconds`, which no machine should need."""
     deadline = time.time() + seconds
     while time.time() < deadline:
@@ -232,4 +232,4 @@ def last_step(path: Path) -> int:
 
 def kill(process: subprocess.Popen, number: int = signal.SIGKILL) -> tuple[str, str]:
     process.send_signal(number)
-    return process.communicate(timeout=500)
+    return process.communicate(timeout=240)

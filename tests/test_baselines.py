@@ -167,7 +167,7 @@ def test_signals_write_a_checkpoint(cli, number):
         cli.holding(process)
         process.send_signal(number)
         cli.release()
-        _, err = process.communicate(timeout=500)
+        _, err = process.communicate(timeout=240)
     assert process.returncode == 128 + number
     match = re.search(r"stopped at step 260; go on with: python (\S+baselines\.py --resume runs/cut)", err)
     assert match and checkpoint(cut)["step"] == 260 and "Traceback" not in err

@@ -109,7 +109,7 @@ def start(folder: Path, name: str, *arguments, code: int = 0, **changes: str) ->
     """stdout and stderr of a program of benchmark/ in a process of its own, without key for Weights & Biases."""
     command = [sys.executable, str(ROOT / "benchmark" / name), *map(str, arguments)]
     env = environment(HOME=str(folder), **changes)
-    result = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=500)
+    result = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
     assert result.returncode == code, result.stdout + result.stderr
     return result.stdout, result.stderr
 

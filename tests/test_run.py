@@ -204,7 +204,7 @@ def test_signals_write_a_checkpoint(cli, whole, number):
         workers = children(process.pid)
         process.send_signal(number)
         cli.release()
-        _, err = process.communicate(timeout=500)
+        _, err = process.communicate(timeout=240)
     assert process.returncode == 128 + number
     match = re.search(r"stopped at step (\d+); go on with: python (\S+\.py --resume runs/cut)", err)
     assert match and final_state(cut)["state"]["step"] == int(match[1]) == 260
@@ -228,7 +228,7 @@ def test_a_dead_worker_is_named_and_its_evaluation_repeated(cli, whole):
         assert children(process.pid) == [worker]
         os.kill(worker, signal.SIGKILL)
         cli.release()
-        _, err = process.communicate(timeout=500)
+        _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     assert "an evaluation worker died; what it had not finished is evaluated again" in err
     assert_same_run(whole[0], cut)
@@ -240,7 +240,7 @@ def test_a_dead_worker_in_an_evaluation_on_its_own(cli):
         (worker,) = cli.holding(process)
         os.kill(worker, signal.SIGKILL)
         cli.release()
-        out, err = process.communicate(timeout=500)
+        out, err = process.communicate(timeout=300)
     assert process.returncode == 0 and "an evaluation worker died" in err, err
     assert out == cli.call("--evaluate", run_dir).stdout
 
@@ -541,7 +541,7 @@ def test_a_tracked_run_outlives_the_service(cli, whole):
         for service in services:
             os.kill(service, signal.SIGKILL)
         cli.release()
-        _, err = process.communicate(timeout=500)
+        _, err = process.communicate(timeout=240)
     assert process.returncode == 0, err
     assert "Weights & Biases has failed, and the run goes on without it" in err
     assert_same_run(whole[0], run_dir)
@@ -564,7 +564,7 @@ def test_tracked_runs_end_as_what_they_are(cli):
         cli.holding(process)
         process.send_signal(signal.SIGTERM)
         cli.release()
-        process.communicate(timeout=500)
+        process.communicate(timeout=240)
     for name, code in (("failed", 1), ("stopped", 255)):
         (path,) = (cli.folder / "runs" / name / "wandb").glob("offline-run-*/*.wandb")
         assert [r.exit.exit_code for r in wandb_records(path) if r.WhichOneof("record_type") == "exit"] == [code]
@@ -593,7 +593,7 @@ def test_interrupted_while_compiling(cli):
 
     wait_until(compiling)
     os.killpg(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=500)
+    _, err = process.communicate(timeout=120)
     assert process.returncode in (1, 128 + signal.SIGINT) and "Traceback" not in err
     assert "the last good checkpoint is of step 0 in runs/run" in err or "go on with: python" in err
     assert final_state(cli.folder / "runs/run")["state"]["step"] >= 0

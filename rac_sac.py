@@ -17,7 +17,7 @@ Every environment step draws its beta from U2 to explore, every training sample 
     python rac_sac.py --env-id Ant-v4 --utd 20
 
 114 ms per environment step (20 critic updates, N = 10, Ant-v4) on 2 cores of an AMD EPYC with AVX-512, 1.75 times the time of its
-matrix products alone. Return after 33 000 steps: Walker2d-v4 664, 1410; Hopper-v4 816, 3446 (two seeds; benchmark/RESULTS.md).
+matrix products alone. Return after 33 000 steps: Walker2d-v4 936 ± 412, Hopper-v4 2504 ± 1465 (3 seeds; benchmark/RESULTS.md).
 """
 
 import contextlib

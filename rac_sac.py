@@ -28,6 +28,8 @@ import dataclasses
 import functools
 import gc
 import hashlib
+import importlib.metadata
+import importlib.util
 import json
 import math
 import multiprocessing.connection
@@ -41,11 +43,12 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
+import zipfile
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
 from multiprocessing import resource_tracker
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 # Before torch loads OpenMP: a waiting thread spins briefly, then leaves its core to the evaluation workers (benchmark/SPEED.md).
 if __name__ == "__main__":
@@ -55,7 +58,6 @@ if __name__ == "__mp_main__":  # an evaluation worker
 
 import filelock
 import gymnasium as gym
-import mujoco
 import numpy as np
 import torch
 import torch.nn as nn
@@ -66,8 +68,7 @@ from torch.func import functional_call, grad, grad_and_value
 from tqdm import tqdm
 
 CONDITION = "beta"  # what the policies of the family are told apart by
-BETA_MIN = 1e-7  # lower end of U1 and U2; log(beta) must stay finite
-Beta = Annotated[float, Field(ge=BETA_MIN)]
+Beta = Annotated[float, Field(ge=1e-30)]  # its logarithm, an input of the networks, must stay finite in float32
 Share = Annotated[float, Field(gt=0, le=1)]
 
 
@@ -93,7 +94,7 @@ class Args:
     run_name: str | None = None  # the run directory's name; by default <env_id>__<exp_name>__<seed>__<time>
     checkpoint_seconds: NonNegativeFloat = 300.0  # seconds between two checkpoints
     resume: str | None = None  # a run directory to go on with; its arguments win, total_timesteps may grow, eval_workers change
-    evaluate: str | None = None  # a run directory to evaluate; its arguments win, eval_episodes, eval_workers and seed aside
+    evaluate: str | None = None  # a run directory or policy file to evaluate; eval_episodes, eval_workers, seed may be given
 
     # Environment and replay
     env_id: str = "Hopper-v4"  # the id of the Gymnasium environment
@@ -105,8 +106,9 @@ class Args:
     # Realistic Actor-Critic
     utd: PositiveInt = 20  # update-to-data ratio G: critic updates per environment step
     num_critics: Annotated[int, Field(ge=2)] = 10  # ensemble size N
-    train_beta_max: Beta = 0.8  # a of U1 = U[1e-7, a], from which every training sample draws its beta
-    explore_beta_max: Beta = 0.3  # b of U2 = U[1e-7, b], from which every environment step draws its beta
+    beta_min: Beta = 1e-7  # lower end of U1 and U2
+    train_beta_max: Beta = 0.8  # a of U1 = U[beta_min, a], from which every training sample draws its beta
+    explore_beta_max: Beta = 0.3  # b of U2 = U[beta_min, b], from which every environment step draws its beta
 
     # Actor-critic
     gamma: Share = 0.99  # the discount factor
@@ -132,7 +134,7 @@ class Args:
     eval_beta_max: Beta | None = None  # largest evaluated beta; default train_beta_max (the paper's text: explore_beta_max)
     eval_workers: NonNegativeInt | None = None  # processes, at most 4 a core; default half the cores, up to 12; 0: in this one
     max_pending_evaluations: NonNegativeInt | None = None  # how many may wait before training does; default twice eval_workers
-    bias_frequency: NonNegativeInt = 0  # environment steps between measurements of the normalised value bias; 0: never
+    snapshot_frequency: NonNegativeInt = 0  # environment steps between snapshots (benchmark/value_bias.py); 0: none
 
 
 # The method: targets and losses -------------------------------------------------------------------------------------------------
@@ -187,11 +189,9 @@ class EnsembleLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x (B, in), shared by all members, or (N, B, in), one input per member -> (N, B, out)."""
-        if self.weight.shape[2] == 1:
-            # A product with one column is a dot product: multiply and sum fuses with the ReLU before it, bmm does not.
-            return (x * self.weight.transpose(1, 2)).sum(2, keepdim=True) + self.bias
-        # Bias outside bmm rather than in baddbmm: the compiler fuses it with the ReLU after it into one pass.
-        return torch.bmm(x.expand(self.weight.shape[0], -1, -1), self.weight) + self.bias
+        x = x.expand(self.weight.shape[0], -1, -1)
+        # Bias outside the product: the compiler fuses it with the ReLU after it into one pass.
+        return torch.einsum("nbi,nio->nbo", x, self.weight) + self.bias
 
 
 class Critic(nn.Sequential):
@@ -199,7 +199,8 @@ class Critic(nn.Sequential):
 
     def __init__(self, num_critics: int, obs_dim: int, action_dim: int, hidden_dim: int, condition_dim: int = 1):
         first = EnsembleLinear(num_critics, obs_dim + action_dim + condition_dim, hidden_dim)
-        second, last = EnsembleLinear(num_critics, hidden_dim, hidden_dim), EnsembleLinear(num_critics, hidden_dim, 1)
+        second = EnsembleLinear(num_critics, hidden_dim, hidden_dim)
+        last = EnsembleLinear(num_critics, hidden_dim, 1)
         super().__init__(first, nn.ReLU(), second, nn.ReLU(), last)
 
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
@@ -234,7 +235,8 @@ class Temperature(nn.Module):
 
     def __init__(self, args: Args):
         super().__init__()
-        self.network, self.log_alpha = None, math.log(max(args.alpha, 1e-45))
+        self.network = None
+        self.log_alpha = math.log(max(args.alpha, 1e-45))  # fixed
         if args.autotune and args.temperature_network:
             self.log_alpha = args.initial_log_alpha
             # PyTorch's default biases, not zeros: with log beta < 0 half of the units would never be active.
@@ -244,26 +246,90 @@ class Temperature(nn.Module):
 
     def forward(self, log_beta: torch.Tensor) -> torch.Tensor:
         """log_beta (B, 1) -> log alpha (B,)."""
-        network = self.network(log_beta) if self.network else torch.zeros_like(log_beta)
-        return network.squeeze(1) + self.log_alpha
+        output = self.network(log_beta) if self.network else torch.zeros_like(log_beta)
+        return output.squeeze(1) + self.log_alpha
 
 
 # One update of each network, in place; compiled --------------------------------------------------------------------------------
+class Transitions(NamedTuple):
+    """Rows of the replay by their parts."""
+
+    obs: torch.Tensor  # (B, O)
+    action: torch.Tensor  # (B, A)
+    reward: torch.Tensor  # (B,)
+    terminated: torch.Tensor  # (B,) 0 or 1
+    next_obs: torch.Tensor  # (B, O)
+
+
+class CriticBatch(NamedTuple):
+    """What one critic update learns from."""
+
+    rows: torch.Tensor  # (B, 2*O + A + 2), of the replay
+    beta: torch.Tensor  # (B,)
+    next_action: torch.Tensor  # (B, A)
+    entropy_bonus: torch.Tensor  # (B,) -alpha(beta) * log_prob of the next action
+
+
+class ActorBatch(NamedTuple):
+    """What one actor or temperature update learns from."""
+
+    obs: torch.Tensor  # (B, O)
+    beta: torch.Tensor  # (B,)
+    noise: torch.Tensor  # (B, A) of the actions
+
+
+class CriticMetrics(NamedTuple):
+    """Averages over the updates of an environment step, samples and members."""
+
+    qf_loss: torch.Tensor
+    qf_values: torch.Tensor
+    qf_std: torch.Tensor  # of the ensemble
+
+
+class ActorMetrics(NamedTuple):
+    """Averages over a minibatch."""
+
+    actor_loss: torch.Tensor
+    alpha: torch.Tensor
+    entropy: torch.Tensor
+
+
+class TemperatureMetrics(NamedTuple):
+    """Averages over a minibatch."""
+
+    alpha_loss: torch.Tensor
+
+
+METRICS = (*CriticMetrics._fields, *ActorMetrics._fields, *TemperatureMetrics._fields)
+
+
+def split_rows(rows: torch.Tensor, action_dim: int) -> Transitions:
+    """Rows of the replay (B, 2*O + A + 2) as views of their parts."""
+    obs_dim = (rows.shape[1] - action_dim - 2) // 2
+    obs, action, reward, terminated, next_obs = rows.split([obs_dim, action_dim, 1, 1, obs_dim], 1)
+    return Transitions(obs, action, reward[:, 0], terminated[:, 0], next_obs)
+
+
 def adam_scales(count: torch.Tensor, lr, updates: int) -> torch.Tensor:
     """Step size and root of the second moment's bias correction of the next Adam updates, by row; count () float64 moves on.
 
-    In float64, for 1 - 0.999 has only four digits in float32. The last two columns only keep rows 16 bytes apart.
+    In float64, for 1 - 0.999 has only four digits in float32. Two columns of padding let every row begin at a multiple of 16
+    bytes: Inductor's GPU code copies inputs that do not.
     """
     t = count + torch.arange(1, updates + 1, device=count.device)
     count.add_(updates)
-    return torch.stack([lr / (1 - 0.9**t), (1 - 0.999**t).sqrt(), t, t], 1).float()  # (updates, 4)
+    step_size = lr / (1 - 0.9**t)
+    root = (1 - 0.999**t).sqrt()
+    return torch.stack([step_size, root, t, t], 1).float()  # (updates, 4)
 
 
 def adam_step(network, grads, moments, scales):
     """Adam with torch.optim.Adam's defaults; compiled into an update it is one pass over the parameters, which fused Adam is not.
-    grads: by parameter name; moments: the first and the second, networks like it; scales: a row of adam_scales."""
-    moments = [moment.parameters() for moment in moments]
-    for (name, parameter), first, second in zip(network.named_parameters(), *moments, strict=True):
+
+    grads: by parameter name; moments: the first and the second, networks like it; scales: a row of adam_scales.
+    """
+    first_moments, second_moments = (moment.parameters() for moment in moments)
+    for (name, parameter), first, second in zip(network.named_parameters(), first_moments, second_moments, strict=True):
         first.lerp_(grads[name], 0.1)
         second.mul_(0.999).addcmul_(grads[name], grads[name], value=0.001)
         parameter.sub_(scales[0] * first / (second.sqrt() / scales[1] + 1e-8))
@@ -271,58 +337,63 @@ def adam_step(network, grads, moments, scales):
 
 def prepare_targets(actor, temperature, next_obs, beta, noise):
     """Everything of the targets that the critics do not change, for all G minibatches at once: with actor and temperature frozen
-    during the G critic updates, one pass equals G. (G*B, O), (G*B,), (G*B, A) -> next_action (G*B, A), entropy_bonus (G*B,)."""
+    during the G critic updates, one pass equals G.
+
+    next_obs (G*B, O), beta (G*B,), noise (G*B, A) -> next_action (G*B, A), entropy_bonus (G*B,).
+    """
     log_beta = beta.log()[:, None]
-    next_action, log_prob = squashed_gaussian(*actor(next_obs, log_beta), noise)
+    mean, log_std = actor(next_obs, log_beta)
+    next_action, log_prob = squashed_gaussian(mean, log_std, noise)
     return next_action, -temperature(log_beta).exp() * log_prob
 
 
-def update_critics(critic, target_critic, moments, sizes, gamma, tau, scales, rows, beta, next_action, entropy_bonus):
-    """One critic (equations 17, 18) and Polyak step: rows (B, 2*O + A + 2), beta, entropy_bonus (B,), next_action (B, A)."""
-    obs, action, reward, terminated, next_obs = rows.split(sizes, 1)
-    log_beta = beta.log()[:, None]
-    q_next = target_critic(next_obs, next_action, log_beta)  # (N, B)
-    target = upq_target(q_next, beta, reward[:, 0], terminated[:, 0], gamma, entropy_bonus)  # (B,), no gradient
+def update_critics(critic, target_critic, moments, scales, batch: CriticBatch, gamma, tau):
+    """One critic (equations 17, 18) and Polyak step; returns q (N, B) and target (B,), for the metrics."""
+    data = split_rows(batch.rows, batch.next_action.shape[1])
+    log_beta = batch.beta.log()[:, None]
+    q_next = target_critic(data.next_obs, batch.next_action, log_beta)  # (N, B)
+    target = upq_target(q_next, batch.beta, data.reward, data.terminated, gamma, batch.entropy_bonus)  # (B,), no gradient
 
     def loss_function(parameters):
-        q = functional_call(critic, parameters, (obs, action, log_beta))  # (N, B)
+        q = functional_call(critic, parameters, (data.obs, data.action, log_beta))  # (N, B)
         return critic_loss(q, target), q
 
     grads, q = grad(loss_function, has_aux=True)(dict(critic.named_parameters()))
     adam_step(critic, grads, moments, scales)
     for slow, fast in zip(target_critic.parameters(), critic.parameters(), strict=True):
         slow.lerp_(fast, tau)
-    return q, target  # (N, B) and (B,), for the metrics
+    return q, target
 
 
-def update_actor(actor, critic, temperature, moments, metrics, scales, obs, beta, noise):
-    """One actor step (equation 19): obs (B, O), beta (B,), noise (B, A)."""
-    log_beta = beta.log()[:, None]
+def update_actor(actor, critic, temperature, moments, scales, batch: ActorBatch) -> ActorMetrics:
+    """One actor step (equation 19)."""
+    log_beta = batch.beta.log()[:, None]
     alpha = temperature(log_beta).exp()
 
     def loss_function(parameters):
-        action, log_prob = squashed_gaussian(*functional_call(actor, parameters, (obs, log_beta)), noise)
-        return actor_loss(critic(obs, action, log_beta), alpha, log_prob), log_prob
+        mean, log_std = functional_call(actor, parameters, (batch.obs, log_beta))
+        action, log_prob = squashed_gaussian(mean, log_std, batch.noise)
+        return actor_loss(critic(batch.obs, action, log_beta), alpha, log_prob), log_prob
 
     grads, (loss, log_prob) = grad_and_value(loss_function, has_aux=True)(dict(actor.named_parameters()))
     adam_step(actor, grads, moments, scales)
-    metrics[3:6] += torch.stack([loss, alpha.mean(), -log_prob.mean()])
+    return ActorMetrics(actor_loss=loss, alpha=alpha.mean(), entropy=-log_prob.mean())
 
 
-def update_temperature(actor, temperature, moments, metrics, scales, target_entropy, obs, beta, noise):
-    """One temperature step (equation 16), with fresh actions of the updated actor: obs (B, O), beta (B,), noise (B, A)."""
-    log_beta = beta.log()[:, None]
-    _, log_prob = squashed_gaussian(*actor(obs, log_beta), noise)
+def update_temperature(actor, temperature, moments, scales, batch: ActorBatch, target_entropy) -> TemperatureMetrics:
+    """One temperature step (equation 16), with fresh actions of the updated actor."""
+    log_beta = batch.beta.log()[:, None]
+    mean, log_std = actor(batch.obs, log_beta)
+    _, log_prob = squashed_gaussian(mean, log_std, batch.noise)
 
     def loss_function(parameters):
         return temperature_loss(functional_call(temperature, parameters, (log_beta,)), log_prob, target_entropy)
 
     grads, loss = grad_and_value(loss_function)(dict(temperature.named_parameters()))
     adam_step(temperature, grads, moments, scales)
-    metrics[6:] += loss
+    return TemperatureMetrics(alpha_loss=loss)
 
 
-METRICS = ("qf_loss", "qf_values", "qf_std", "actor_loss", "alpha", "entropy", "alpha_loss")  # qf_: over G updates, loss of one
 COMPILED = (prepare_targets, update_critics, update_actor, update_temperature)
 
 
@@ -332,14 +403,18 @@ REPLAY_CAPACITY = {"Humanoid": 300_000, "Walker2d": 100_000, "Ant": 200_000}  # 
 
 def check_own_args(args: Args, name: str) -> None:
     """Fill in this algorithm's defaults in the environment `name`, without version; check its arguments against each other."""
-    args.eval_beta_max = args.train_beta_max if args.eval_beta_max is None else args.eval_beta_max
+    if args.eval_beta_max is None:
+        args.eval_beta_max = args.train_beta_max
     if args.explore_beta_max > args.train_beta_max:
         raise UserError(f"explore_beta_max is {args.explore_beta_max}; it must not exceed train_beta_max, {args.train_beta_max}.")
+    if args.beta_min > args.explore_beta_max:
+        raise UserError(f"beta_min is {args.beta_min}; it must not exceed explore_beta_max, {args.explore_beta_max}.")
 
 
 def condition_range(args: Args) -> tuple[float, float]:
     """The smallest and the largest beta that the policies are trained, or evaluated, for."""
-    return BETA_MIN, max(args.train_beta_max, args.eval_beta_max)
+    evaluated = eval_conditions(args)
+    return min(args.beta_min, *evaluated), max(args.train_beta_max, *evaluated)
 
 
 def eval_conditions(args: Args) -> list[float]:
@@ -347,29 +422,17 @@ def eval_conditions(args: Args) -> list[float]:
     return [args.eval_beta_max * (i / args.num_eval_policies) for i in range(1, args.num_eval_policies + 1)]
 
 
-@torch.inference_mode()
-def policy(actor: nn.Module, obs: np.ndarray, beta: float, noise: np.ndarray | None = None):
-    """The policy of one beta: obs (B, O) -> action (B, A) in [-1, 1], log_prob (B,), as numpy.
-
-    With noise (B, A) it is stochastic; without, it plays tanh(mean) and log_prob is None.
-    """
-    mean, log_std = actor(torch.from_numpy(obs), torch.full((len(obs), 1), math.log(beta)))
-    if noise is None:
-        return mean.tanh().numpy(), None
-    action, log_prob = squashed_gaussian(mean, log_std, torch.from_numpy(noise))
-    return action.numpy(), log_prob.numpy()
-
-
-def measured_policy(args: Args, actor: nn.Module, obs: np.ndarray, beta: float, noise: np.ndarray, continuing: bool):
-    """The policy of which the value bias is measured, while collecting pairs and in their continuations: stochastic."""
-    return policy(actor, obs, beta, noise)
+def network_inputs(obs: np.ndarray, beta) -> tuple[torch.Tensor, ...]:
+    """What the actor sees: obs (B, O) and beta, a number or (B,) -> obs (B, O), log beta (B, 1)."""
+    log_beta = np.log(np.broadcast_to(np.asarray(beta, np.float64), len(obs)))
+    return torch.from_numpy(obs), torch.from_numpy(log_beta).float()[:, None]
 
 
 @torch.inference_mode()
-def mean_q(critic: nn.Module, obs: np.ndarray, action: np.ndarray, beta: float) -> np.ndarray:
-    """The ensemble's mean: obs (B, O), action (B, A) -> (B,)."""
-    log_beta = torch.full((len(obs), 1), math.log(beta))
-    return critic(torch.from_numpy(obs), torch.from_numpy(action), log_beta).mean(0).numpy()
+def deterministic_action(actor: nn.Module, obs: np.ndarray, beta) -> np.ndarray:
+    """The action that is evaluated, tanh(mean): obs (B, O), beta a number or (B,) -> (B, A) in [-1, 1]."""
+    mean, _ = actor(*network_inputs(obs, beta))
+    return mean.tanh().numpy()
 
 
 @torch.no_grad()
@@ -390,45 +453,64 @@ class Learner(nn.Module):
     """Everything that training changes (networks, optimisers, replay, random numbers), and what changes it.
 
     The replay is one float32 matrix with a row (obs, action, reward, terminated, next_obs) per transition, on the training
-    device. All noise is drawn from `generator`, outside the compiled functions.
+    device. All noise is drawn from `generator`, outside the compiled functions. UserError where it does not fit in memory.
     """
 
     def __init__(self, args: Args, obs_dim: int, action_dim: int, device: torch.device):
         super().__init__()
-        self.args, self.device, self.action_dim = args, device, action_dim
-        self.sizes = [obs_dim, action_dim, 1, 1, obs_dim]  # of a row's parts
-        torch.manual_seed(args.seed)  # networks are made on the CPU: alike on every device
-        self.actor, self.critic = (make_network(name, args, obs_dim, action_dim) for name in ("actor", "critic"))
-        self.temperature = Temperature(args)
+        self.args = args
+        self.device = device
+        self.obs_dim = obs_dim
+        self.action_dim = action_dim
+        with must_fit(f"{args.num_critics} critics with hidden_dim {args.hidden_dim}", "smaller networks", device):
+            self._make_networks()
+        width = 2 * obs_dim + action_dim + 2
+        size = f"a replay of {args.buffer_size * width * 4 / 2**30:.1f} GiB (buffer_size {args.buffer_size})"
+        with must_fit(size, "a smaller buffer_size", device):
+            self.replay = torch.empty(args.buffer_size, width, device=device)
+        on_cuda = device.type == "cuda"
+        self.host_row = torch.empty(width, pin_memory=on_cuda)
+        self.host_obs = torch.empty(1, obs_dim, pin_memory=on_cuda)
+        self.obs = torch.zeros(1, obs_dim, device=device)
+        self.action = torch.zeros(action_dim + 1, device=device)
+        noise_seed = np.random.SeedSequence(args.seed).generate_state(1, np.uint64)  # apart from that of the weights
+        self.generator = torch.Generator(device).manual_seed(int(noise_seed[0]))
+        self.act_graph = None
+        self.update_graph = None
+        self.use_functions(compiled=args.compile)
+
+    def _make_networks(self) -> None:
+        """Networks, optimisers and the small tensors that go with them."""
+        torch.manual_seed(self.args.seed)  # networks are made on the CPU: alike on every device
+        self.actor = make_network("actor", self.args, self.obs_dim, self.action_dim)
+        self.critic = make_network("critic", self.args, self.obs_dim, self.action_dim)
+        self.temperature = Temperature(self.args)
         self.target = copy.deepcopy(self.critic)
-        self.register_buffer("metrics", torch.zeros(len(METRICS)))  # sums since they were last read
+        self.register_buffer("metrics", torch.zeros(len(METRICS)))  # sums over environment steps since they were last read
         self.register_buffer("filled", torch.zeros((), dtype=torch.float64))  # a tensor: a captured graph must see it grow
-        self.register_buffer("q_lr", torch.tensor(float(args.q_lr)))
-        self.moments, self.counts = nn.ModuleDict(), nn.ParameterDict()  # of Adam, by network: first and second; updates done
+        self.register_buffer("q_lr", torch.tensor(float(self.args.q_lr)))
+        self.moments = nn.ModuleDict()  # of Adam, by network: first and second
+        self.counts = nn.ParameterDict()  # of Adam, by network: updates done
         for name in ("critic", "actor", "temperature"):
             self.moments[name] = nn.ModuleList(copy.deepcopy(getattr(self, name)) for _ in range(2))
             self.counts[name] = torch.zeros((), dtype=torch.float64)
-        self.to(device).requires_grad_(False)  # gradients are taken by torch.func
+        self.to(self.device).requires_grad_(False)  # gradients are taken by torch.func
         for parameter in self.moments.parameters():
             parameter.zero_()
-        width, cuda = sum(self.sizes), device.type == "cuda"
-        self.replay, self.row = allocate_replay(args, width, device), torch.empty(width, pin_memory=cuda)
-        self.host_obs, self.obs = torch.empty(1, obs_dim, pin_memory=cuda), torch.zeros(1, obs_dim, device=device)
-        self.action = torch.zeros(action_dim + 1, device=device)
-        stream = np.random.SeedSequence(args.seed).generate_state(1, np.uint64)  # apart from that of the weights
-        self.generator = torch.Generator(device).manual_seed(int(stream[0]))
+
+    def use_functions(self, compiled: bool) -> None:
+        """Take the functions of COMPILED as torch.compile makes them, or as they are."""
         # The first option: the CPU compiler fuses loops that share nothing but their ranges, against the grain of one of them.
         # The others choose kernels by timing them: not the same bits twice.
         options = {"cpp.max_horizontal_fusion_size": 1, "shape_padding": False, "dynamic_scale_rblock": False}
         for function in COMPILED:
-            fast = torch.compile(function, fullgraph=True, dynamic=False, options=options) if args.compile else function
+            fast = torch.compile(function, fullgraph=True, dynamic=False, options=options) if compiled else function
             setattr(self, function.__name__, fast)
-        self.act_graph = self.update_graph = None
 
     def store(self, step: int, obs, action, reward, terminated, next_obs) -> None:
         """Write the transition of environment step `step` (counted from 0) over the oldest one."""
-        np.concatenate((obs, action, (reward, terminated), next_obs), out=self.row.numpy(), casting="unsafe")
-        self.replay[step % len(self.replay)].copy_(self.row)  # waits for the copy: the next row must not overtake it
+        np.concatenate((obs, action, (reward, terminated), next_obs), out=self.host_row.numpy(), casting="unsafe")
+        self.replay[step % len(self.replay)].copy_(self.host_row)  # waits for the copy: the next row must not overtake it
         self.filled.fill_(min(step + 1, len(self.replay)))
 
     def random_action(self) -> np.ndarray:
@@ -439,8 +521,11 @@ class Learner(nn.Module):
         """The exploring policy's action for obs (O,), in [-1, 1], (A,); TrainingError after a non-finite loss."""
         self.host_obs.numpy()[0] = obs
         self.obs.copy_(self.host_obs, non_blocking=True)
-        self.act_graph.replay() if self.act_graph else self._act()
-        action = self.action.cpu().numpy()  # the only synchronisation with the device of an environment step
+        if self.act_graph:
+            self.act_graph.replay()
+        else:
+            self._act()
+        action = self.action.cpu().numpy()  # waits for the device and all updates before, as store() does for its copy
         if not np.isfinite(action).all():
             self.check_finite()
             raise TrainingError("the policy's action became non-finite")
@@ -448,31 +533,52 @@ class Learner(nn.Module):
 
     def update(self, step: int) -> None:
         """All updates of environment step `step`: G of the critics, one of the actor and, where learned, of the temperature."""
-        args = self.args
-        warm_up = (args.learning_starts, args.q_lr_warmup_end)  # of the critics' learning rate, linear (equation 23)
-        self.q_lr.fill_(np.interp(step, warm_up, (args.q_lr_init, args.q_lr)) if warm_up[0] < warm_up[1] else args.q_lr)
-        if self.device.type == "cuda" and args.cudagraphs and not self.update_graph:
-            self.capture()
-        self.update_graph.replay() if self.update_graph else self._update()
+        start, end = self.args.learning_starts, self.args.q_lr_warmup_end
+        if start < end:  # the critics' learning rate is warmed up linearly (equation 23)
+            self.q_lr.fill_(np.interp(step, (start, end), (self.args.q_lr_init, self.args.q_lr)))
+        else:
+            self.q_lr.fill_(self.args.q_lr)
+        if self.update_graph:
+            self.update_graph.replay()
+        else:
+            self._update()
+
+    def warm_up(self) -> None:
+        """Compile what an environment step runs and, on a GPU, capture it; what this changes is put back.
+
+        Raises what the compiler, or capturing, raises.
+        """
+        capturing = self.device.type == "cuda" and self.args.cudagraphs
+        if not self.args.compile and not capturing:
+            return
+        tensors = copy.deepcopy(self.state_dict())
+        random_state = self.generator.get_state()
+        try:
+            self._act()
+            self._update()
+            if capturing:
+                self.capture()
+        finally:
+            self.load_state_dict(tensors)
+            self.generator.set_state(random_state)
 
     def capture(self) -> None:
-        """Capture acting and updating as CUDA graphs, without any effect on training."""
-        saved, random_state = copy.deepcopy(self.state_dict()), self.generator.get_state()
+        """Capture acting and updating as CUDA graphs; the bodies run, and change what they change."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for _ in range(3):  # compiles, and lets the libraries allocate what they must not allocate while capturing
+            for _ in range(3):  # lets the libraries allocate what they must not allocate while capturing
                 self._act()
                 self._update()
         torch.cuda.current_stream().wait_stream(stream)
         gc.collect()  # the graph of another learner must not be destroyed in the middle of a capture
-        graphs = [torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()]
-        for graph, body in zip(graphs, (self._act, self._update), strict=True):
+        graphs = []
+        for body in (self._act, self._update):
+            graph = torch.cuda.CUDAGraph()
             graph.register_generator_state(self.generator)
             with torch.cuda.graph(graph):
                 body()
-        self.load_state_dict(saved)
-        self.generator.set_state(random_state)
+            graphs.append(graph)
         self.act_graph, self.update_graph = graphs
 
     def copy_of(self, name: str) -> dict[str, torch.Tensor]:
@@ -486,50 +592,71 @@ class Learner(nn.Module):
         if bad:
             raise TrainingError(f"{', '.join(bad[:5])} became non-finite")
 
-    def read_metrics(self, updates: int) -> dict[str, float | None]:
-        """The averages of METRICS over the last `updates` environment steps, None without any."""
-        sums = dict(zip(METRICS, self.metrics.tolist(), strict=True))
+    def read_metrics(self, steps: int) -> dict[str, float | None]:
+        """The averages of METRICS over the last `steps` environment steps with updates, None without any."""
+        sums = self.metrics.tolist()
         self.metrics.zero_()
-        counts = {name: max(updates, 0) * (self.args.utd if name.startswith("qf") else 1) for name in METRICS}
-        return {f"losses/{name}": value / counts[name] if counts[name] else None for name, value in sums.items()}
+        return {f"losses/{name}": value / steps if steps > 0 else None for name, value in zip(METRICS, sums, strict=True)}
 
     @torch.no_grad()
     def _act(self) -> None:
         """Action with a fresh beta ~ U2 and, behind it, the metrics' sum, which is non-finite once a loss was."""
         uniform = torch.rand(1, 1, generator=self.generator, device=self.device)
         noise = torch.randn(1, self.action_dim, generator=self.generator, device=self.device)
-        log_beta = (BETA_MIN + (self.args.explore_beta_max - BETA_MIN) * uniform).log()
+        low, high = self.args.beta_min, self.args.explore_beta_max
+        log_beta = (low + (high - low) * uniform).log()
         mean, log_std = self.actor(self.obs, log_beta)
         action = (mean + log_std.exp() * noise).tanh()  # that of squashed_gaussian
         torch.cat([action[0], self.metrics.sum()[None]], out=self.action)
 
     @torch.no_grad()
     def _update(self) -> None:
-        args, n, count = self.args, self.args.utd * self.args.batch_size, (self.args.utd + 1) * self.args.batch_size
+        """What update() does once the learning rate is set."""
+        args = self.args
+        for_critics = args.utd * args.batch_size  # samples; behind them those of the actor and the temperature
+        samples = for_critics + args.batch_size
         options = {"generator": self.generator, "device": self.device}
         # float64: a float32 uniform has 24 bits, too few to index a million rows evenly
-        indices = (torch.rand(count, dtype=torch.float64, **options) * self.filled).long()
-        beta = BETA_MIN + (args.train_beta_max - BETA_MIN) * torch.rand(count, **options)
-        noise = torch.randn(count + args.batch_size, self.action_dim, **options)
+        indices = (torch.rand(samples, dtype=torch.float64, **options) * self.filled).long()
+        low, high = args.beta_min, args.train_beta_max
+        beta = low + (high - low) * torch.rand(samples, **options)
+        noise = torch.randn(samples + args.batch_size, self.action_dim, **options)
         rows = self.replay[indices]
-        next_obs = rows[:n, -self.sizes[0] :]
-        next_action, bonus = self.prepare_targets(self.actor, self.temperature, next_obs, beta[:n], noise[:n])
-        scales = adam_scales(self.counts["critic"], self.q_lr, args.utd)
-        constants = (self.critic, self.target, self.moments["critic"], self.sizes, args.gamma, args.tau)
-        minibatches = (x[:n].split(args.batch_size) for x in (rows, beta, next_action, bonus))
-        made = [self.update_critics(*constants, *inputs) for inputs in zip(scales, *minibatches, strict=True)]
-        # Once for all updates: on a GPU every sum is a kernel.
-        q, target = (torch.stack(parts) for parts in zip(*made, strict=True))  # (G, N, B), (G, B)
-        loss = torch.vmap(critic_loss)(q, target) / args.num_critics
-        self.metrics[:3] += torch.stack([loss.sum(), q.mean((1, 2)).sum(), q.std(1).mean(1).sum()])
-        obs, beta = rows[n:, : self.sizes[0]], beta[n:]
-        (scales,) = adam_scales(self.counts["actor"], args.policy_lr, 1)
-        networks, adam = (self.actor, self.critic, self.temperature), (self.moments["actor"], self.metrics, scales)
-        self.update_actor(*networks, *adam, obs, beta, noise[n:count])
+
+        critic_metrics = self._update_critics(rows[:for_critics], beta[:for_critics], noise[:for_critics])
+
+        batch = ActorBatch(rows[for_critics:, : self.obs_dim], beta[for_critics:], noise[for_critics:samples])
+        scales = adam_scales(self.counts["actor"], args.policy_lr, 1)[0]
+        actor_metrics = self.update_actor(self.actor, self.critic, self.temperature, self.moments["actor"], scales, batch)
+
         if args.autotune:
-            (scales,) = adam_scales(self.counts["temperature"], args.alpha_lr, 1)
-            networks, adam = (self.actor, self.temperature), (self.moments["temperature"], self.metrics, scales)
-            self.update_temperature(*networks, *adam, args.target_entropy, obs, beta, noise[count:])
+            batch = batch._replace(noise=noise[samples:])
+            scales = adam_scales(self.counts["temperature"], args.alpha_lr, 1)[0]
+            temperature_metrics = self.update_temperature(
+                self.actor, self.temperature, self.moments["temperature"], scales, batch, args.target_entropy
+            )
+        else:
+            temperature_metrics = TemperatureMetrics(alpha_loss=torch.zeros((), device=self.device))
+        self.metrics += torch.stack([*critic_metrics, *actor_metrics, *temperature_metrics])  # in the order of METRICS
+
+    def _update_critics(self, rows, beta, noise) -> CriticMetrics:
+        """The G critic updates of an environment step: rows (G*B, 2*O + A + 2), beta (G*B,), noise (G*B, A)."""
+        args = self.args
+        next_obs = rows[:, -self.obs_dim :]
+        next_action, entropy_bonus = self.prepare_targets(self.actor, self.temperature, next_obs, beta, noise)
+        all_scales = adam_scales(self.counts["critic"], self.q_lr, args.utd)
+        whole = CriticBatch(rows, beta, next_action, entropy_bonus)
+        minibatches = zip(*(part.split(args.batch_size) for part in whole), strict=True)
+        all_q, all_targets = [], []
+        for scales, minibatch in zip(all_scales, minibatches, strict=True):
+            batch = CriticBatch(*minibatch)
+            q, target = self.update_critics(self.critic, self.target, self.moments["critic"], scales, batch, args.gamma, args.tau)
+            all_q.append(q)
+            all_targets.append(target)
+        # Once for all updates: on a GPU every sum is a kernel.
+        q = torch.stack(all_q)  # (G, N, B)
+        loss = torch.vmap(critic_loss)(q, torch.stack(all_targets)) / args.num_critics  # (G,)
+        return CriticMetrics(qf_loss=loss.mean(), qf_values=q.mean(), qf_std=q.std(1).mean())
 
 
 # Training: from here on the same in all four scripts ----------------------------------------------------------------------------
@@ -538,351 +665,595 @@ class UserError(ValueError):
 
 
 class TrainingError(RuntimeError):
-    """Training cannot go on (a non-finite number, a full disk): shown as one sentence, exit code 1."""
+    """Training cannot go on (a non-finite loss, a full disk): shown as one sentence, exit code 1."""
+
+
+class EnvironmentFault(TrainingError):
+    """What an environment returned cannot be used."""
 
 
 def train(args: Args, stopped_by: list[int] | tuple = ()) -> dict:
     """Train, or go on with args.resume, to the end or until `stopped_by` holds a signal's number; returns a summary.
 
+    With args.resume the arguments of the run win; of `args` count those of MAY_DIFFER that are not at their defaults.
     Raises UserError for arguments or files that cannot be used, TrainingError when training cannot go on, and what an environment
-    or an evaluation raises, after a checkpoint of the last whole step.
+    or an evaluation raises; the last checkpoint stays.
     """
-    with contextlib.ExitStack() as stack:
-        return train_within(stack, args, stopped_by)
-
-
-def train_within(stack: contextlib.ExitStack, args: Args, stopped_by) -> dict:
-    """See train(); `stack` closes what must be closed however training ends."""
-    saved, path = {}, Path(args.resume or "", "checkpoint.pt")
     if args.resume is not None:
-        if os.path.exists(path):  # what is no run is not held
-            stack.enter_context(hold(path.parent))
-        saved = load_file(path)
-        args = resumed(args, saved, Args())
-        if saved["state"]["step"] == args.total_timesteps:  # what is left can be done without a GPU
-            args.cuda = args.cuda and torch.cuda.is_available()
-    env = FlatEnv(args.env_id, disable_env_checker=False)
-    args = check_args(args, env.action_dim)
-    if env.has_images:
-        tell(f"{args.env_id} observes images; they are learned as a flat vector of {env.obs_dim} numbers")
-    device, wanted = torch.device("cuda" if args.cuda is not False and torch.cuda.is_available() else "cpu"), args.compile
-    torch.set_num_threads(saved.get("threads", torch.get_num_threads()))
-    set_up_torch(args, device)
-    args.compile |= bool(stopped_by and wanted)  # Ctrl-C also ends a compiler, which then is there all the same
-    learner = Learner(args, env.obs_dim, env.action_dim, device)
-    # What a checkpoint keeps beside tensors; last, best: evaluations.
-    run = SimpleNamespace(step=0, episode=0, episodic_return=0.0, row_step=0, row_seconds=0.0, scripts=[], last={}, best={})
-    if saved:
-        run_dir, run = path.parent, SimpleNamespace(**saved["state"])
-        restore(saved, run_dir, learner)
-    else:
+        saved, device = load_arguments(Path(args.resume, "checkpoint.pt"))
+        args = resumed(args, saved, Args(), device)
+    return train_with(args, stopped_by)
+
+
+def train_with(args: Args, stopped_by: list[int] | tuple = ()) -> dict:
+    """As train(), with the final arguments also of a run that is resumed."""
+    with Run(args, stopped_by) as run:
+        if run.learner:
+            run_loop(run, stopped_by)
+        run.finish()
+    return run.summary()
+
+
+def run_loop(run: "Run", stopped_by) -> None:
+    """Every environment step, and what happens when."""
+    args, env, learner, state = run.args, run.env, run.learner, run.state
+    run.begin_episode()
+    run.save()
+    run.prepare()
+    while state.step < args.total_timesteps and not stopped_by:
+        if state.step < args.learning_starts:
+            action = learner.random_action()
+        else:
+            action = learner.act(run.obs)
+        next_obs, reward, terminated, truncated, _ = env.step(action)
+        learner.store(state.step, run.obs, action, reward, terminated, next_obs)
+        run.count_step(action, reward, next_obs)
+        if state.step > args.learning_starts:
+            learner.update(state.step)
+
+        learned = state.step - args.learning_starts  # environment steps with updates
+        episode_over = terminated or truncated
+        last = state.step == args.total_timesteps
+        if learned == 0:
+            run.show_time_left()
+        if last or (learned >= 0 and learned % args.eval_frequency == 0):
+            run.evaluate()
+        if args.snapshot_frequency and learned >= 0 and learned % args.snapshot_frequency == 0:
+            run.write_snapshot()
+        if last or episode_over or state.step % 1000 == 0:
+            run.log_training(episode_over)
+        if episode_over:
+            run.begin_next_episode()
+        if episode_over or state.step % 10 == 0:
+            run.collect()
+        if len(run.evaluator.pending) > run.max_pending:
+            run.wait_for_evaluations("training waits for evaluations", run.max_pending)
+        if time.time() - run.saved_time >= args.checkpoint_seconds:
+            run.save()
+
+
+@dataclasses.dataclass
+class State:
+    """Where a run stands, beside its tensors."""
+
+    step: NonNegativeInt  # environment steps done
+    episode: NonNegativeInt  # episodes ended
+    episodic_return: float  # of the current episode so far
+    logged_step: NonNegativeInt  # where the last row of train.csv was written
+    logged_seconds: float
+    scripts: list[str]  # SHA-256 of all versions of this file that have trained it
+    last_evaluation: dict[str, int | float]
+    best_evaluation: dict[str, int | float]
+
+
+class Run:
+    """A run as a context: its directory, environment, learner, evaluator and tracker, its rows, checkpoints and messages.
+
+    A run that is resumed with all its steps done has no learner: what pends is played on any machine, and its checkpoint keeps
+    the networks as they are.
+    """
+
+    def __init__(self, args: Args, stopped_by: list[int] | tuple = ()):
+        self.args = args
+        self.stopped_by = stopped_by
+        self.resources = contextlib.ExitStack()  # closed when the run ends, however it ends
+        self.folder = Path.cwd()  # an environment may change the current one
+        self.run_dir = Path()  # absolute
+        self.shown_dir = ""  # as the user gave it
+        self.resume_command = ""
+        self.evaluate_command = ""
+        self.device = torch.device("cpu")
+        self.env: FlatEnv | None = None
+        self.learner: Learner | None = None
+        self.evaluator: Evaluator | None = None
+        self.tracker: Any = None
+        self.bar: tqdm | None = None
+        self.checkpoint: Checkpoint | None = None  # that the run goes on from; kept where there is no learner
+        self.saved_pending: list[Evaluation] = []
+        self.state = State(
+            step=0,
+            episode=0,
+            episodic_return=0.0,
+            logged_step=0,
+            logged_seconds=0.0,
+            scripts=[],
+            last_evaluation={},
+            best_evaluation={},
+        )
+        self.obs = np.zeros(0, np.float32)
+        self.actions: list[np.ndarray] = []  # of the current episode: a resumed run repeats them
+        self.start = time.time()
+        self.saved_time = 0.0
+        self.saved_step: int | None = None
+        self.max_pending = 0
+        self.mujoco_warnings = 0
+        self.tracker_exit_code = 1
+
+    def __enter__(self):
+        with contextlib.ExitStack() as stack:
+            self.resources = stack
+            if self.args.resume is not None:
+                self.reopen_directory()
+            self.open_environment()
+            if self.state.step < self.args.total_timesteps:
+                self.make_learner()
+            if self.checkpoint:
+                self.take_over_pending()
+            if self.args.resume is None:
+                self.make_directory()
+            if self.learner:
+                self.keep_script()
+            self.evaluator = stack.enter_context(Evaluator(self.args, seeds_for(self.args.seed, 0, 0, self.args.eval_episodes)))
+            self.evaluator.pending = self.saved_pending
+            self.max_pending = self.args.max_pending_evaluations
+            if self.max_pending is None:
+                self.max_pending = 2 * self.args.eval_workers
+            self.start_bar()
+            if self.args.track:
+                self.tracker = start_tracking(self.args, self.run_dir)
+                stack.callback(self.finish_tracking)
+            self.resources = stack.pop_all()
+        return self
+
+    def name_directory(self, directory: Path) -> None:
+        self.shown_dir = str(directory)
+        self.run_dir = self.folder / directory
+        self.resume_command = command("resume", directory, self.folder)
+        self.evaluate_command = command("evaluate", directory, self.folder)
+
+    def reopen_directory(self) -> None:
+        """Hold the directory of a run for this process, and read its checkpoint."""
+        self.name_directory(Path(self.args.resume))
+        self.resources.enter_context(hold(self.run_dir))
+        self.checkpoint = load_checkpoint(self.run_dir / "checkpoint.pt")
+        self.state = self.checkpoint.state
+        self.actions = list(self.checkpoint.actions.numpy().copy())
+        self.obs = self.checkpoint.obs.numpy().copy()
+        self.start -= self.checkpoint.seconds
+        self.saved_step = self.state.step
+
+    def take_over_pending(self) -> None:
+        """What pends, and the rows up to it; with a learner, let go of the file, which the next checkpoint replaces."""
+        for evaluation in self.checkpoint.pending:
+            # UserError for a damaged one: now, not in a worker
+            load_network(self.args, "actor", evaluation.actor, self.env.obs_dim, self.env.action_dim)
+            actor = {name: tensor.clone() for name, tensor in evaluation.actor.items()}
+            self.saved_pending.append(evaluation._replace(actor=actor))
+        before = [evaluation.step - 1 for evaluation in self.saved_pending]
+        drop_rows(self.run_dir / "train.csv", self.state.step)
+        drop_rows(self.run_dir / "eval.csv", min([self.state.step, *before]))
+        if self.learner:
+            self.checkpoint = None
+
+    def make_directory(self) -> None:
+        """Make a new run's directory and hold it."""
+        args = self.args
         name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}".replace("/", "_").replace(":", "_")
-        run_dir = Path(args.run_root, args.run_name or name)
-        stack.enter_context(hold(run_dir, new=True))
-    # A finished run may be resumed on another device, to play its last evaluations; its checkpoint stays one of the first.
-    elsewhere = {}
-    if saved.get("device", device.type) != device.type:
-        elsewhere = copy.deepcopy({name: saved[name] for name in ("device", "threads", "generator", "obs")})
-        elsewhere["args"] = dataclasses.asdict(saved["args"])
-    start, saved_time, saved_step = time.time() - saved.get("seconds", 0.0), time.time(), run.step if saved else None
-    identity = {"script": SCRIPT, "format": FORMAT, "obs_dim": env.obs_dim, "bounds": torch.from_numpy(env.bounds),
-                "args": dataclasses.asdict(dataclasses.replace(args, resume=None))}  # fmt: skip
-    evaluator = stack.enter_context(Evaluator(args, seeds_for(args.seed, 0, 0, args.eval_episodes)))
-    evaluator.pending += copy.deepcopy(saved.get("pending", []))
-    most = 2 * args.eval_workers if args.max_pending_evaluations is None else args.max_pending_evaluations
-    tracker, outcome = start_tracking(args, run_dir) if args.track else None, 1
-    bar_format = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
-    new_bar = functools.partial(tqdm, total=args.total_timesteps, unit="step", dynamic_ncols=True, smoothing=0.05,
-                                desc=run_dir.name[:40], mininterval=0.5 if sys.stderr.isatty() else 30)  # fmt: skip
-    bar = new_bar(initial=run.step, bar_format=bar_format.replace("<{remaining}", ""))
+        self.name_directory(Path(args.run_root, args.run_name or name))
+        self.resources.enter_context(hold(self.run_dir, new=True, shown=self.shown_dir))
 
-    def log(name: str, row: dict) -> None:
-        """Append a row to a CSV file, with the header where the file is new, and to Weights & Biases."""
-        nonlocal tracker
+    def keep_script(self) -> None:
+        self.state.scripts = keep_script(self.run_dir, self.identity()["args"], self.device, self.state.scripts)
+
+    def open_environment(self) -> None:
+        """Make the environment and complete the arguments; UserError where it is not the one that a run was saved with."""
+        self.env = FlatEnv(self.args.env_id, disable_env_checker=False)
+        self.resources.callback(close_quietly, self.env)
+        self.args = check_args(self.args, self.env.action_dim)
+        if self.env.full_id != self.args.env_id:
+            tell(f"--env-id {self.args.env_id} is taken as {self.env.full_id}")
+            self.args.env_id = self.env.full_id
+        if self.checkpoint:
+            check_same_environment(self.checkpoint, self.env, self.shown_dir)
+        elif self.env.has_images:
+            tell(f"{self.args.env_id} observes images; they are learned as a flat vector of {self.env.obs_dim} numbers")
+
+    def make_learner(self) -> None:
+        """The learner on its device, as far as the checkpoint has brought it."""
+        saved = self.checkpoint
+        self.device = choose_device(self.args, saved.device if saved else None)
+        if saved:
+            torch.set_num_threads(saved.threads)
+        set_up_torch(self.args, self.device)
+        self.learner = Learner(self.args, self.env.obs_dim, self.env.action_dim, self.device)
+        if saved:
+            restore(self.learner, saved, self.run_dir)
+
+    def start_bar(self) -> None:
+        """The progress bar. In the random start it shows no time left, of which random steps say nothing."""
+        self.bar = tqdm(
+            total=self.args.total_timesteps,
+            initial=self.state.step,
+            unit="step",
+            dynamic_ncols=True,
+            smoothing=0,  # the average speed since learning began, or since resuming
+            desc=self.run_dir.name[:40],
+            mininterval=0.5 if sys.stderr.isatty() else 30,
+            bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}, {rate_fmt}{postfix}]",
+        )
+        self.resources.callback(self.bar.close)
+        if self.state.step >= self.args.learning_starts:
+            self.show_time_left()
+
+    def show_time_left(self) -> None:
+        """From here on the bar measures speed and time left."""
+        self.bar.bar_format = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
+        self.bar.initial = self.state.step
+        self.bar.start_t = self.bar.last_print_t = time.time()
+
+    def prepare(self) -> None:
+        """Compile and capture before the first step; where compiling fails, say why and go on without."""
+        if self.args.compile:
+            self.bar.set_description_str("compiling the updates (10 to 60 s)")
         try:
-            with open(run_dir / name, "a+", newline="") as file:
-                file.seek(0)
-                writer, header = csv.DictWriter(file, row), file.readline()
-                if not header:
-                    writer.writeheader()
-                elif header.strip() != ",".join(row):
-                    raise TrainingError(f"{run_dir / name} has other columns than {SCRIPT}.py writes now; move it away to go on")
-                writer.writerow(row)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise TrainingError(f"{run_dir / name} cannot be written: {first_line(error)}") from None
-        try:
-            if tracker:
-                tracker.log({key: value for key, value in row.items() if value is not None})
-        except Exception as error:  # its service has died
-            tracker = tell(f"Weights & Biases has failed, and the run goes on without it: {first_line(error)}")
+            self.learner.warm_up()
+        except Exception as error:
+            if self.stopped_by:  # Ctrl-C in a terminal also ends the compiler, which then is there all the same
+                return
+            if not self.args.compile or isinstance(error, torch.OutOfMemoryError):
+                raise
+            tell(f"torch.compile does not work here: {reason_of(error)}")
+            tell("going on without it, slower; --no-compile turns it off")
+            self.args.compile = False
+            self.learner.use_functions(compiled=False)
+            self.keep_script()
+            self.learner.warm_up()
+        finally:
+            self.bar.set_description_str(self.run_dir.name[:40])
 
-    def log_training() -> None:
-        steps, seconds = run.step - run.row_step, time.time() - start
-        row = {"global_step": run.step, "charts/wall_seconds": round(seconds, 1)}
-        row |= {"charts/SPS": round(steps / max(seconds - run.row_seconds, 1e-9), 2)}
-        row |= learner.read_metrics(min(steps, learning))
-        row |= {"charts/episodic_return": run.episodic_return if done else None}
-        log("train.csv", row | {"charts/episodic_length": len(actions) if done else None})
-        run.row_step, run.row_seconds = run.step, seconds
+    def begin_episode(self) -> None:
+        """Reset with a seed of the episode's own; the actions of an episode that is resumed are repeated."""
+        expected = self.obs
+        self.obs, _ = self.env.reset(seed=seeds_for(self.args.seed, 3, self.state.episode)[0])
+        for action in self.actions:
+            self.obs, *_ = self.env.step(action)
+        if self.actions and not np.array_equal(self.obs, expected):
+            tell(f"{self.args.env_id} is not deterministic: the run goes on, but not exactly as it would have")
 
-    def collect(seconds: float = 0.0, text: str | None = None) -> None:
-        """Log the evaluations that have ended and keep their policies; wait up to `seconds` for one, and say `text` meanwhile."""
-        bar.set_description_str(text or run_dir.name[:40], refresh=bool(text))
-        for row, actor in evaluator.poll(seconds):
-            log("eval.csv", row)
-            names = ("best_return", "best_return_std", f"best_{CONDITION}")
-            run.last = {"step": row["global_step"], **{name: row[f"eval/{name}"] for name in names}}
-            better = run.last["best_return"] >= run.best.get("best_return", -math.inf)
-            run.best = run.last if better else run.best
-            for name in ("policy.pt", "best_policy.pt")[: 1 + better]:
-                write_whole(run_dir / name, functools.partial(torch.save, {**identity, "actor": actor, "evaluation": run.last}))
-            best = f"{run.last['best_return']:.1f} at {CONDITION} {run.last[f'best_{CONDITION}']:.3g}"
-            bar.set_postfix_str(f"evaluated {best}, step {run.last['step']}", refresh=False)
+    def begin_next_episode(self) -> None:
+        self.state.episode += 1
+        self.state.episodic_return = 0.0
+        self.actions.clear()
+        self.begin_episode()
 
-    def save(final: bool = False) -> None:
-        """Write the checkpoint; where that fails, say so and go on, but not with the final one."""
-        nonlocal saved_time, saved_step
-        learner.check_finite()
-        filled = learner.replay[: run.step].cpu()
+    def count_step(self, action: np.ndarray, reward: float, next_obs: np.ndarray) -> None:
+        """Take note of an environment step."""
+        self.state.step += 1
+        self.state.episodic_return += reward
+        self.actions.append(action)
+        self.obs = next_obs
+        self.bar.update()
+
+    def seconds(self) -> float:
+        """Wall seconds of the run, over all of its processes."""
+        return time.time() - self.start
+
+    def evaluate(self) -> None:
+        """Hand the actor as it is now to the evaluator."""
+        seconds = round(self.seconds(), 1)
+        temperatures = alphas(self.learner, eval_conditions(self.args))
+        self.evaluator.pending.append(Evaluation(self.state.step, seconds, temperatures, self.learner.copy_of("actor")))
+
+    def write_snapshot(self) -> None:
+        """Write what the value bias is measured from: actor, critic and the temperatures of the evaluated policies."""
+        folder = self.run_dir / "snapshots"
+        with contextlib.suppress(OSError):  # write_whole() says what is wrong
+            folder.mkdir(exist_ok=True)
         content = {
-            **identity, "device": device.type, "threads": torch.get_num_threads(), "seconds": time.time() - start,
-            "state": vars(run), "pending": evaluator.pending, "obs": torch.from_numpy(obs.copy()),
-            "actions": torch.from_numpy(np.array(actions, np.float32)), "generator": learner.generator.get_state(),
-            "tensors": {name: tensor.cpu() for name, tensor in learner.state_dict().items()},
-            "replay": filled if len(filled) == len(learner.replay) else filled.clone(),  # a view would save all of it
-            **elsewhere,
-        }  # fmt: skip
+            **self.identity(),
+            "step": self.state.step,
+            "alphas": alphas(self.learner, eval_conditions(self.args)),
+            "actor": self.learner.copy_of("actor"),
+            "critic": self.learner.copy_of("critic"),
+        }
+        write_whole(folder / f"step-{self.state.step}.pt", functools.partial(torch.save, content))
+
+    def log(self, name: str, row: dict) -> None:
+        """Append a row to a CSV file of the run, and to Weights & Biases."""
+        append_row(self.run_dir / name, row)
+        if self.tracker is None:
+            return
         try:
-            write_whole(run_dir / "checkpoint.pt", functools.partial(torch.save, content))
-            saved_step = run.step
+            self.tracker.log({key: value for key, value in row.items() if value is not None})
+        except Exception as error:  # its service has died
+            tell(f"Weights & Biases has failed, and the run goes on without it: {first_line(error)}")
+            self.tracker = None
+
+    def log_training(self, episode_over: bool) -> None:
+        """A row of train.csv: averages since the last one, and the episode that has ended, if one has."""
+        state, seconds = self.state, self.seconds()
+        steps = state.step - state.logged_step
+        metrics = self.learner.read_metrics(min(steps, state.step - self.args.learning_starts))
+        row = {
+            "global_step": state.step,
+            "charts/wall_seconds": round(seconds, 1),
+            "charts/SPS": round(steps / max(seconds - state.logged_seconds, 1e-9), 2),
+            **metrics,
+            "charts/episodic_return": state.episodic_return if episode_over else None,
+            "charts/episodic_length": len(self.actions) if episode_over else None,
+        }
+        self.log("train.csv", row)
+        state.logged_step = state.step
+        state.logged_seconds = seconds
+        self.note_mujoco_warnings(take_mujoco_warnings(), "training")
+
+    def note_mujoco_warnings(self, warnings: list[str], where: str) -> None:
+        """Say the first warning of the simulator; the others are counted."""
+        if warnings and not self.mujoco_warnings:
+            tell(
+                f"MuJoCo warns in {where}, others are counted: {warnings[0]} (an unstable simulation is reset within its episode)"
+            )
+        self.mujoco_warnings += len(warnings)
+
+    def collect(self, seconds: float = 0.0) -> None:
+        """Log the evaluations that have ended and keep their policies; wait up to `seconds` for the oldest."""
+        while (played := self.evaluator.oldest(seconds)) is not None:
+            self.log("eval.csv", played.row)
+            self.keep_policy(played.row, self.evaluator.pending[0].actor)
+            for text in played.warnings:
+                tell(text)
+            self.note_mujoco_warnings(played.mujoco_warnings, "an evaluation")
+            self.evaluator.drop_oldest()  # only now: it pends until its row is written
+            seconds = 0.0
+
+    def keep_policy(self, row: dict, actor: dict) -> None:
+        """Write policy.pt and, where it is the best so far, best_policy.pt; `row` is its row of eval.csv."""
+        names = ("best_return", "best_return_std", f"best_{CONDITION}")
+        evaluation = {"step": row["global_step"], **{name: row[f"eval/{name}"] for name in names}}
+        self.state.last_evaluation = evaluation
+        content = {**self.identity(), "actor": actor, "evaluation": evaluation}
+        write_whole(self.run_dir / "policy.pt", functools.partial(torch.save, content))
+        if evaluation["best_return"] >= self.state.best_evaluation.get("best_return", -math.inf):
+            self.state.best_evaluation = evaluation
+            write_whole(self.run_dir / "best_policy.pt", functools.partial(torch.save, content))
+        best = f"{evaluation['best_return']:.1f} at {CONDITION} {evaluation[f'best_{CONDITION}']:.3g}"
+        self.bar.set_postfix_str(f"evaluated {best}, step {evaluation['step']}", refresh=False)
+
+    def wait_for_evaluations(self, text: str, at_most: int = 0) -> None:
+        """Collect until at most so many evaluations pend; the bar shows `text` meanwhile."""
+        while len(self.evaluator.pending) > at_most and not self.stopped_by:
+            self.bar.set_description_str(text)
+            self.collect(1.0)
+        self.bar.set_description_str(self.run_dir.name[:40], refresh=False)
+
+    def identity(self) -> dict:
+        """What every file of the run says of it."""
+        return {
+            "script": SCRIPT,
+            "format": FORMAT,
+            "obs_dim": self.env.obs_dim,
+            "action_shape": list(self.env.action_shape),
+            "bounds": torch.from_numpy(np.stack([self.env.low, self.env.high])),
+            "args": dataclasses.asdict(dataclasses.replace(self.args, resume=None)),
+        }
+
+    def save(self, final: bool = False) -> None:
+        """Write the checkpoint. TrainingError if it is the run's first or final one and cannot be written."""
+        if self.learner:
+            self.learner.check_finite()
+        content = {
+            **self.identity(),
+            "state": vars(self.state),
+            "seconds": self.seconds(),
+            "pending": [tuple(evaluation) for evaluation in self.evaluator.pending],
+            "obs": torch.from_numpy(self.obs.copy()),
+            "actions": torch.from_numpy(np.array(self.actions, np.float32)),
+            **(content_of(self.learner, self.state.step) if self.learner else self.checkpoint.learner_parts()),
+        }
+        try:
+            write_whole(self.run_dir / "checkpoint.pt", functools.partial(torch.save, content))
+            self.saved_step = self.state.step
         except TrainingError as error:
-            tell(f"no checkpoint could be written at step {run.step}: {error}")
-            if final:
-                raise TrainingError("the final checkpoint could not be written") from None
-        saved_time = time.time()
+            if final or self.saved_step is None:
+                raise
+            tell(f"no checkpoint could be written at step {self.state.step}: {error}")
+        self.saved_time = time.time()
 
-    def begin_episode() -> np.ndarray:
-        """Reset with a seed of the episode's own, and repeat the actions of one that is resumed; returns the observation."""
-        obs, _ = env.reset(seed=seeds_for(args.seed, 3, run.episode)[0])
-        for action in actions:
-            obs, *_ = env.step(action)
-        return obs
-
-    try:
-        first, random_state, actions = True, None, list(saved["actions"].numpy().copy()) if saved else []
-        obs = begin_episode()
-        if actions and not elsewhere and not np.array_equal(obs, saved["obs"].numpy()):
-            tell(f"{args.env_id} is not deterministic: the run goes on, but not exactly as it would have")
-        saved.clear()  # lets go of the file, which the next checkpoint replaces
-        if not elsewhere:
-            run.scripts = keep_script(run_dir, identity["args"], device, run.scripts)
-        save()
-        random_state = learner.generator.get_state()
-        while run.step < args.total_timesteps and not stopped_by:
-            action = learner.random_action() if run.step < args.learning_starts else learner.act(obs)
-            next_obs, reward, terminated, truncated, _ = env.step(action)
-            random_state = None  # from here to where it is set again no checkpoint can be written
-            learner.store(run.step, obs, action, reward, terminated, next_obs)
-            learning = run.step + 1 - args.learning_starts  # environment steps since learning started, this one included
-            if learning > 0:
-                if first and args.compile:
-                    bar.set_description_str("compiling the update (10 to 60 s)")
-                learner.update(run.step + 1)
-                if first:  # the time left counts from here: random steps and compiling say nothing of it
-                    bar.leave = False
-                    bar.close()
-                    bar, first = new_bar(initial=run.step, bar_format=bar_format), False
-            run.step, run.episodic_return, obs = run.step + 1, run.episodic_return + reward, next_obs
-            actions.append(action)
-            bar.update()
-            done, last = terminated or truncated, run.step == args.total_timesteps
-            if (learning >= 0 and learning % args.eval_frequency == 0) or last:
-                critic = learner.copy_of("critic") if args.bias_frequency and learning % args.bias_frequency == 0 else None
-                inputs = [round(time.time() - start, 1), alphas(learner, eval_conditions(args)), learner.copy_of("actor"), critic]
-                evaluator.pending.append([run.step, *inputs])
-            if done or run.step % 1000 == 0 or last:
-                log_training()
-            if done:
-                run.episode, run.episodic_return, actions = run.episode + 1, 0.0, []
-            random_state = learner.generator.get_state()
-            if done:
-                obs = begin_episode()
-            if run.step % 10 == 0 or done:
-                collect()
-            while len(evaluator.pending) > most and not stopped_by:
-                collect(1.0, "training waits for evaluations")
-            if time.time() - saved_time >= args.checkpoint_seconds:
-                save()
-        if not stopped_by:
-            save()
-        while evaluator.pending and not stopped_by:
-            collect(1.0, "collecting the last evaluations")
-        random_state = None  # one try is enough
-        save(final=True)
-        completed = run.step == args.total_timesteps and not evaluator.pending
-        outcome = 0 if completed else 255  # wandb's own exit code of an interrupted run
-        bar.set_description_str(run_dir.name[:40])
-        if completed and args.capture_video:
+    def finish(self) -> None:
+        """Play what pends, write the last checkpoint, film the best policy where asked."""
+        if not self.stopped_by:
+            self.save()
+        self.wait_for_evaluations("collecting the last evaluations")
+        self.save(final=True)
+        completed = self.summary()["completed"]
+        self.tracker_exit_code = 0 if completed else 255  # wandb's own exit code of an interrupted run
+        if completed and self.args.capture_video:
             try:
-                record_episode(args, learner.copy_of("actor"), run.last[f"best_{CONDITION}"], run_dir, f"step-{run.step}")
+                record_episode(self.args, load_policy_file(self.run_dir / "policy.pt"), self.run_dir)
             except UserError as error:
                 tell(str(error))
-    except Exception as error:
-        known = isinstance(error, TrainingError | torch.OutOfMemoryError)
-        if random_state is not None:  # the environment, an evaluation, or a file of one that cannot be written
-            learner.generator.set_state(random_state)  # all that the step has changed
-            with contextlib.suppress(TrainingError, torch.OutOfMemoryError):
-                save()
-        good = "there is no checkpoint" if saved_step is None else f"the last good checkpoint is of step {saved_step}"
-        if known or stopped_by:  # Ctrl-C in a terminal also ends the compiler
-            what = first_line(error) if known else f"interrupted in the middle of a step ({first_line(error)})"
-            raise TrainingError(f"stopped at step {run.step}: {what}; {good} in {run_dir}.") from None
-        go_on = "" if saved_step is None else f"; go on with: {command('resume', run_dir)}"
-        tell(f"stopped at step {run.step} by the error below; {good}{go_on}")
-        raise
-    finally:
-        bar.close()
-        with contextlib.suppress(Exception):  # a service that has died: the files are there
-            if tracker:
-                tracker.finish(exit_code=outcome)
-    return {"run_dir": str(run_dir), "completed": completed, "global_step": run.step, "last": run.last, "best": run.best}
+
+    def finish_tracking(self) -> None:
+        if self.tracker is not None:
+            with contextlib.suppress(Exception):  # a service that has died: the files are there
+                self.tracker.finish(exit_code=self.tracker_exit_code)
+
+    def summary(self) -> dict:
+        """What train() returns."""
+        return {
+            "run_dir": self.shown_dir,
+            "completed": self.state.step == self.args.total_timesteps and not self.evaluator.pending,
+            "global_step": self.state.step,
+            "last": self.state.last_evaluation,
+            "best": self.state.best_evaluation,
+            "resume": self.resume_command,
+            "evaluate": self.evaluate_command,
+        }
+
+    def __exit__(self, kind, error: BaseException | None, trace) -> None:
+        """Close everything; of a run that has failed say what is left of it and how to go on."""
+        self.resources.close()
+        if self.mujoco_warnings > 1:
+            tell(f"MuJoCo warned {self.mujoco_warnings} times")
+        if not isinstance(error, Exception):
+            return
+        left = "there is no checkpoint"
+        if self.saved_step is not None:
+            left = f"the last checkpoint is of step {self.saved_step}; go on with: {self.resume_command}"
+        if isinstance(error, TrainingError | torch.OutOfMemoryError):
+            raise TrainingError(f"stopped at step {self.state.step}: {first_line(error)}; {left}") from None
+        tell(f"stopped at step {self.state.step} by the error below; {left}")
 
 
-# Evaluation and value bias, in worker processes ---------------------------------------------------------------------------------
-BIAS_PAIRS, BIAS_CHOSEN, BIAS_CONTINUATIONS, BIAS_STEPS = 100, 20, 20, 1500
+# Evaluation, in worker processes ------------------------------------------------------------------------------------------------
+class Evaluation(NamedTuple):
+    """An evaluation that pends: the actor of a step, and what its row of eval.csv says beside the returns."""
+
+    step: int
+    seconds: float  # wall seconds of the run at that step
+    alphas: list[float]  # temperatures of the evaluated policies; none where there is no temperature
+    actor: dict[str, Any]  # parameters by name, tensors on the CPU or arrays
+
+
+class Played(NamedTuple):
+    """What has been played: one evaluation, or one policy of it."""
+
+    row: dict[str, Any] | np.ndarray  # of eval.csv; of one policy the returns (E,)
+    warnings: list[str]  # to be shown
+    mujoco_warnings: list[str]  # to be counted
 
 
 def seeds_for(seed: int, purpose: int, index: int = 0, count: int = 1) -> list[int]:
-    """Environment seeds of a run; purpose 0: evaluation, 1: fresh episodes, 2: bias at step `index`, 3: episode `index`."""
+    """Environment seeds of a run; purpose 0: evaluation, 1: fresh episodes, 2: value bias at step `index`, 3: episode `index`."""
     return [int(s) for s in np.random.SeedSequence([seed, purpose, index]).generate_state(count)]
 
 
-def play_returns(envs, actor, condition, seeds) -> np.ndarray:
-    """Undiscounted returns (E,) of one deterministic episode from each seed, all E in step.
-
-    The batch keeps its size when episodes end: another batch size would change the last bits of the actions.
-    """
-    obs = np.stack([env.reset(seed=seed)[0] for env, seed in zip(envs, seeds, strict=True)])
-    returns, running = np.zeros(len(envs)), np.ones(len(envs), bool)
-    while running.any():
-        actions, _ = policy(actor, obs, condition)
-        for i in np.flatnonzero(running):
-            obs[i], reward, terminated, truncated, _ = envs[i].step(actions[i])
-            returns[i] += reward
-            running[i] = not (terminated or truncated)
-    return returns
+ENVIRONMENTS: dict[tuple[str, int], list["FlatEnv"]] = {}  # for evaluation in this process, by id and count
 
 
-def measure_bias(args, env, endless_envs, actor, critic, condition, alpha, seed) -> tuple[float, float]:
-    """Mean and std over pairs of the normalised value bias (equation 22) of the policy `condition`.
-
-    `env` has its time limit, `endless_envs` (one for each continuation) have none; alpha is the policy's temperature.
-    """
-    rng, pairs, episode, done = np.random.default_rng(seed), [], seed, True
-    while len(pairs) < BIAS_PAIRS:
-        if done:
-            episode, actions = episode + 1, []
-            obs, _ = env.reset(seed=episode)
-        noise = rng.standard_normal((1, env.action_dim), np.float32)
-        action, _ = measured_policy(args, actor, obs[None], condition, noise, continuing=False)
-        actions = [*actions, action[0]]
-        pairs.append((episode, actions, mean_q(critic, obs[None], action, condition)[0]))
-        obs, _, terminated, truncated, _ = env.step(action[0])
-        done = terminated or truncated
-    chosen = [pairs[i] for i in rng.choice(BIAS_PAIRS, BIAS_CHOSEN, replace=False)]
-    returns = np.array([monte_carlo_return(args, endless_envs, actor, condition, alpha, *pair[:2], rng) for pair in chosen])
-    bias = (np.array([float(q) for _, _, q in chosen]) - returns) / abs(returns.mean())
-    return float(bias.mean()), float(bias.std())
-
-
-def monte_carlo_return(args, envs, actor, condition, alpha, episode_seed, actions, rng) -> float:
-    """Mean discounted return of len(envs) continuations of a state-action pair, reached by repeating its episode.
-
-    From the second step on a continuation's return includes -alpha log pi, which is what a soft Q predicts (alpha is 0 where Q is
-    not soft).
-    """
-    returns, running, discount = np.zeros(len(envs)), np.ones(len(envs), bool), 1.0
-    for env in envs:
-        env.reset(seed=episode_seed)
-        for action in actions[:-1]:
-            env.step(action)
-    obs = np.zeros((len(envs), envs[0].obs_dim), np.float32)
-    batch, log_prob = [actions[-1]] * len(envs), np.zeros(len(envs))
-    for _ in range(BIAS_STEPS):
-        for i in np.flatnonzero(running):
-            obs[i], reward, terminated, _, _ = envs[i].step(batch[i])
-            returns[i] += discount * (reward - alpha * log_prob[i])
-            running[i] = not terminated
-        if not running.any():
-            break
-        discount *= args.gamma
-        noise = rng.standard_normal((len(envs), len(actions[0])), np.float32)
-        batch, log_prob = measured_policy(args, actor, obs, condition, noise, continuing=True)
-    return float(returns.mean())
-
-
-@functools.cache
-def make_envs(env_id: str, count: int, **options) -> list["FlatEnv"]:
+def make_envs(env_id: str, count: int) -> list["FlatEnv"]:
     """`count` environments for evaluation, made once in a process."""
-    return [FlatEnv(env_id, **options) for _ in range(count)]
+    if (env_id, count) not in ENVIRONMENTS:
+        ENVIRONMENTS[env_id, count] = [FlatEnv(env_id) for _ in range(count)]
+    return ENVIRONMENTS[env_id, count]
+
+
+def close_envs() -> None:
+    """Close the environments for evaluation of this process."""
+    while ENVIRONMENTS:
+        for env in ENVIRONMENTS.popitem()[1]:
+            close_quietly(env)
 
 
 def load_network(args: Args, name: str, parameters: dict, obs_dim: int, action_dim: int) -> nn.Module:
-    """The actor or the critic of a run with the parameters given by name, as arrays or tensors."""
+    """The actor or the critic of a run with a copy of the parameters given by name, as arrays or tensors."""
     network = make_network(name, args, obs_dim, action_dim)
     try:
         network.load_state_dict({key: torch.as_tensor(value) for key, value in parameters.items()})
-    except RuntimeError:
+    except (RuntimeError, TypeError, AttributeError):
         raise UserError(f"the saved {name} does not have the shapes that its arguments give.") from None
     return network.requires_grad_(False)
 
 
-def evaluate_one(args: Args, seeds: list[int], actor: dict, condition: float) -> np.ndarray:
-    """The returns (E,) of one policy."""
-    envs = make_envs(args.env_id, len(seeds))
-    return play_returns(envs, load_network(args, "actor", actor, envs[0].obs_dim, envs[0].action_dim), condition, seeds)
+def play_episodes(envs, actor: nn.Module, condition: float, seeds: list[int]) -> tuple[np.ndarray, list[str]]:
+    """Undiscounted returns (E,) of one deterministic episode from each seed, all E in step, and what went wrong.
 
-
-def evaluate(args: Args, seeds: list[int], step: int, seconds: float, alphas: list[float], actor: dict, critic=None) -> dict:
-    """An evaluation as a row of eval.csv; with the value bias of the best policy where a critic is given.
-
-    actor, critic: parameters by name. The std over the best policy's episodes is the population one.
+    The batch keeps its size when episodes end: another batch size would change the last bits of the actions. An episode with
+    a non-finite number ends there.
     """
+    obs = np.zeros((len(envs), envs[0].get_wrapper_attr("obs_dim")), np.float32)
+    returns = np.zeros(len(envs))
+    running = np.ones(len(envs), bool)
+    faults = []
+    for i, seed in enumerate(seeds):
+        try:
+            obs[i], _ = envs[i].reset(seed=seed)
+        except NonFinite as fault:
+            running[i] = False
+            faults.append(f"episode {i + 1}: {fault}")
+    while running.any():
+        actions = deterministic_action(actor, obs, condition)
+        for i in np.flatnonzero(running):
+            try:
+                obs[i], reward, terminated, truncated, _ = envs[i].step(actions[i])
+            except NonFinite as fault:
+                running[i] = False
+                faults.append(f"episode {i + 1}: {fault}")
+                continue
+            returns[i] += reward
+            running[i] = not (terminated or truncated)
+    return returns, faults
+
+
+def play_policy(args: Args, seeds: list[int], actor: dict, condition: float) -> Played:
+    """The returns (E,) of one policy of a run."""
+    envs = make_envs(args.env_id, len(seeds))
+    network = load_network(args, "actor", actor, envs[0].obs_dim, envs[0].action_dim)
+    returns, faults = play_episodes(envs, network, condition, seeds)
+    warnings = [f"{CONDITION} {condition:.4g}, {fault}; the episode counts as far as it went" for fault in faults]
+    return Played(returns, warnings, take_mujoco_warnings())
+
+
+def evaluate_family(args: Args, seeds: list[int], evaluation: Evaluation) -> Played:
+    """All policies of an evaluation, as a row of eval.csv. The std over the best policy's episodes is the population one."""
     conditions = eval_conditions(args)
-    returns = [evaluate_one(args, seeds, actor, condition) for condition in conditions]
-    best = int(np.argmax([r.mean() for r in returns]))
-    row = {"best_return": returns[best].mean(), "best_return_std": returns[best].std(), f"best_{CONDITION}": conditions[best]}
-    row |= {"bias_mean": None, "bias_std": None} | {f"return_{c:.6g}": r.mean() for c, r in zip(conditions, returns, strict=True)}
-    row |= {f"alpha_{c:.6g}": alpha for c, alpha in zip(conditions, alphas, strict=False)}
-    if critic is not None:
-        (env, *_), endless = make_envs(args.env_id, len(seeds)), make_envs(args.env_id, BIAS_CONTINUATIONS, max_episode_steps=-1)
-        networks = [load_network(args, *item, env.obs_dim, env.action_dim) for item in (("actor", actor), ("critic", critic))]
-        alpha, (seed,) = alphas[best] if alphas else 0.0, seeds_for(args.seed, 2, step)
-        row["bias_mean"], row["bias_std"] = measure_bias(args, env, endless, *networks, conditions[best], alpha, seed)
-    row = {f"eval/{name}": value if value is None else float(value) for name, value in row.items()}
-    return {"global_step": step, "charts/wall_seconds": seconds, **row}
+    played = [play_policy(args, seeds, evaluation.actor, condition) for condition in conditions]
+    means = [float(policy.row.mean()) for policy in played]
+    best = int(np.argmax(means))
+    row = {
+        "global_step": evaluation.step,
+        "charts/wall_seconds": evaluation.seconds,
+        "eval/best_return": means[best],
+        "eval/best_return_std": float(played[best].row.std()),
+        f"eval/best_{CONDITION}": conditions[best],
+    }
+    row |= {f"eval/return_{condition:.6g}": mean for condition, mean in zip(conditions, means, strict=True)}
+    row |= {f"eval/alpha_{c:.6g}": alpha for c, alpha in zip(conditions, evaluation.alphas, strict=False)}
+    warnings = [f"evaluation of step {evaluation.step}, {text}" for policy in played for text in policy.warnings]
+    return Played(row, warnings, [text for policy in played for text in policy.mujoco_warnings])
 
 
 def start_worker(lifeline) -> None:
     """In a worker: yield to training (at nice 19 workers would starve), and end when the other end of the pipe is closed."""
     torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for training alone
     if hasattr(os, "nice"):
         os.nice(10)
+    threading.Thread(target=end_with_pipe, args=(lifeline,), daemon=True).start()
 
-    def wait_for_the_end() -> None:
-        multiprocessing.connection.wait([lifeline])
-        os._exit(0)
 
-    threading.Thread(target=wait_for_the_end, daemon=True).start()
+def end_with_pipe(lifeline) -> None:
+    multiprocessing.connection.wait([lifeline])
+    os._exit(0)
+
+
+def result_or_traceback(function, *arguments):
+    """(result, None), or in a worker (None, traceback): not every exception can be sent to another process and raised there."""
+    if multiprocessing.parent_process() is None:  # an error shows where it is, also to a debugger
+        return function(*arguments), None
+    try:
+        return function(*arguments), None
+    except BaseException as error:  # sys.exit() in an environment too
+        return None, "".join(traceback.format_exception(error))
 
 
 class InThisProcess(Executor):
     """What is submitted is done at once, with one thread and in full precision: as in a worker, to the last bit."""
 
     def submit(self, function, *arguments) -> Future:
-        future, threads, precision = Future(), torch.get_num_threads(), torch.get_float32_matmul_precision()
+        future = Future()
+        threads = torch.get_num_threads()
+        precision = torch.get_float32_matmul_precision()
         torch.set_num_threads(1)
         torch.set_float32_matmul_precision("highest")
         try:
@@ -894,39 +1265,52 @@ class InThisProcess(Executor):
 
 
 class Evaluator:
-    """Plays evaluations in args.eval_workers processes beside training, or in this one, and hands their rows back in step order.
+    """Plays evaluations in args.eval_workers processes beside training, or in this one, and hands them back in step order.
 
-    Each evaluation is the work of one process, so results do not depend on the number of workers. `pending`: those that have not
-    been handed back, each [step, wall seconds, alphas (H,), actor, critic or None], with the networks' parameters by name.
+    Each evaluation is the work of one process, so results do not depend on the number of workers. `pending`: those that have
+    not been dropped, oldest first; `futures`: of the oldest ones, those that have been started.
     """
 
     def __init__(self, args: Args, seeds: list[int]):
-        self.args, self.seeds, self.pending, self.futures, self.deaths = args, seeds, [], [], 0
+        self.args = args
+        self.seeds = seeds
+        self.pending: list[Evaluation] = []
+        self.futures: list[Future] = []
+        self.deaths = 0
+        self.pool: Executor = InThisProcess()
+        self.lifeline = None
 
     def __enter__(self):
         """Start the workers. They end when this process closes its end of the pipe, or dies, be it by SIGKILL."""
-        context, can_mask = multiprocessing.get_context("spawn"), hasattr(signal, "pthread_sigmask")
+        if not self.args.eval_workers:
+            return self
+        context = multiprocessing.get_context("spawn")
         reader, self.lifeline = context.Pipe(duplex=False)
-        self.pool = InThisProcess()
-        if self.args.eval_workers:
-            self.pool = ProcessPoolExecutor(self.args.eval_workers, context, start_worker, (reader,))
-            if can_mask:  # inherited by the workers: Ctrl-C is for training alone
-                resource_tracker.ensure_running()  # its start would unblock the signal
-                mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
-            with contextlib.suppress(BrokenExecutor):  # poll() and map() will meet it again
+        self.pool = ProcessPoolExecutor(self.args.eval_workers, context, start_worker, (reader,))
+        can_mask = hasattr(signal, "pthread_sigmask")
+        if can_mask:  # inherited by the workers, for their first moments
+            resource_tracker.ensure_running()  # its start would unblock the signal
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+        try:
+            with contextlib.suppress(BrokenExecutor):  # oldest() and map() will meet it again
                 for _ in range(self.args.eval_workers):
                     self.pool.submit(os.getpid)  # spawns one
+        finally:
             if can_mask:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         return self
 
     def __exit__(self, *_):
-        self.lifeline.close()
+        if self.lifeline is None:
+            close_envs()
+        else:
+            self.lifeline.close()
         self.pool.shutdown(cancel_futures=True)
 
     def mend(self) -> None:
         """New workers in place of a pool in which one has died; what was not finished is started again."""
-        self.deaths, self.futures = self.deaths + 1, []
+        self.deaths += 1
+        self.futures = []
         if self.deaths > 10:
             raise TrainingError("evaluation workers died again and again") from None
         tell("an evaluation worker died; what it had not finished is evaluated again")
@@ -937,23 +1321,38 @@ class Evaluator:
         """[function(item) for item in items], in the workers."""
         while True:
             try:
-                return list(self.pool.map(function, items))
+                futures = [self.pool.submit(result_or_traceback, function, item) for item in items]
+                return [result_of(future) for future in futures]
             except BrokenExecutor:
                 self.mend()
 
-    def poll(self, seconds: float = 0.0):
-        """Start what is pending, wait up to `seconds` for the oldest; yields (row of eval.csv, actor) of what has ended."""
+    def oldest(self, seconds: float = 0.0) -> Played | None:
+        """Start what pends; the oldest evaluation where it ends within `seconds`, else None."""
         try:
-            for inputs in self.pending[len(self.futures) : 2 * self.args.eval_workers + 1]:
-                arrays = [{key: tensor.numpy() for key, tensor in x.items()} if isinstance(x, dict) else x for x in inputs]
-                self.futures.append(self.pool.submit(evaluate, self.args, self.seeds, *arrays))
+            for evaluation in self.pending[len(self.futures) : 2 * self.args.eval_workers + 1]:
+                arrays = evaluation._replace(actor={key: tensor.numpy() for key, tensor in evaluation.actor.items()})
+                self.futures.append(self.pool.submit(result_or_traceback, evaluate_family, self.args, self.seeds, arrays))
             wait(self.futures[:1], seconds)
-            while self.futures and self.futures[0].done():
-                row, self.deaths = self.futures[0].result(), 0
-                yield row, self.pending[0][3]
-                del self.futures[0], self.pending[0]  # only now: it is pending until its row is written
+            if not self.futures or not self.futures[0].done():
+                return None
+            played = result_of(self.futures[0])
         except BrokenExecutor:
             self.mend()
+            return None
+        self.deaths = 0
+        return played
+
+    def drop_oldest(self) -> None:
+        """Forget the oldest evaluation, whose row has been written."""
+        del self.futures[0], self.pending[0]
+
+
+def result_of(future: Future):
+    """What result_or_traceback() has returned; RuntimeError with the traceback of what it raised."""
+    result, error = future.result()
+    if error is not None:
+        raise RuntimeError(f"an evaluation failed in its worker:\n\n{error}")
+    return result
 
 
 # Arguments, environment, PyTorch ------------------------------------------------------------------------------------------------
@@ -962,36 +1361,63 @@ def check_args(args: Args, action_dim: int = 0) -> Args:
     try:
         args = TypeAdapter(Args).validate_python(dataclasses.asdict(args))
     except ValidationError as error:
-        first = error.errors()[0]
-        raise UserError(f"{first['loc'][0]} is {first['input']}; {first['msg'].replace('Input should', 'it must')}.") from None
+        raise UserError(f"{what_is_wrong(error)}.") from None
     name = args.env_id.split("/")[-1].split(":")[-1].rsplit("-v", 1)[0]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    args.total_timesteps = args.total_timesteps or {"Humanoid": 1_000_000}.get(name, 300_000)
-    args.buffer_size = args.buffer_size or REPLAY_CAPACITY.get(name, 1_000_000)
-    args.eval_workers = max(1, min(12, cores // 2)) if args.eval_workers is None else min(args.eval_workers, 4 * cores)
+    if args.total_timesteps is None:
+        args.total_timesteps = 1_000_000 if name == "Humanoid" else 300_000
+    if args.buffer_size is None:
+        args.buffer_size = REPLAY_CAPACITY.get(name, 1_000_000)
+    if args.eval_workers is None:
+        args.eval_workers = max(1, min(12, cores // 2))
+    args.eval_workers = min(args.eval_workers, 4 * cores)
     if action_dim and getattr(args, "target_entropy", 0.0) is None:
         args.target_entropy = -float(action_dim)
     check_own_args(args, name)
-    smallest = max(args.learning_starts, args.batch_size)
-    enough = f"at least {smallest}, the larger of learning_starts and batch_size"
-    for name, ok, wanted in (
-        ("buffer_size", args.buffer_size >= smallest, enough),
-        ("total_timesteps", args.total_timesteps >= smallest, enough),
-        ("q_lr_warmup_end", args.q_lr_warmup_end >= args.learning_starts or args.q_lr_init == args.q_lr,
-         f"at least learning_starts, {args.learning_starts}, unless q_lr_init equals q_lr"),
-        ("bias_frequency", not args.bias_frequency % args.eval_frequency, f"a multiple of eval_frequency, {args.eval_frequency}"),
-        ("run_name", args.run_name is None or (Path(args.run_name).name == args.run_name != ".." and len(args.run_name) <= 200),
-         "a plain folder name of at most 200 characters"),
-    ):  # fmt: skip
-        if not ok:
-            raise UserError(f"{name} is {getattr(args, name)!r}; it must be {wanted}.")
-    if args.cuda and not torch.cuda.is_available():
-        raise UserError("cuda was asked for, but PyTorch finds no CUDA device here.")
+    check_sizes(args)
     return args
 
 
+def check_sizes(args: Args) -> None:
+    """UserError for values that do not go together."""
+    smallest = max(args.learning_starts, args.batch_size)
+    enough = f"at least {smallest}, the larger of learning_starts and batch_size"
+    warm_up = f"at least learning_starts, {args.learning_starts}, unless q_lr_init equals q_lr"
+    multiple = f"a multiple of eval_frequency, {args.eval_frequency}"
+    folder = "a plain folder name of at most 200 characters"
+    is_folder = args.run_name is None or (Path(args.run_name).name == args.run_name != ".." and len(args.run_name) <= 200)
+    for name, ok, wanted in (
+        ("buffer_size", args.buffer_size >= smallest, enough),
+        ("total_timesteps", args.total_timesteps >= smallest, enough),
+        ("q_lr_warmup_end", args.q_lr_warmup_end >= args.learning_starts or args.q_lr_init == args.q_lr, warm_up),
+        ("snapshot_frequency", args.snapshot_frequency % args.eval_frequency == 0, multiple),
+        ("run_name", is_folder, folder),
+    ):
+        if not ok:
+            raise UserError(f"{name} is {getattr(args, name)!r}; it must be {wanted}.")
+
+
+def what_is_wrong(error: ValidationError) -> str:
+    """The first of pydantic's findings as one sentence without its full stop."""
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"])
+    return f"{place} is {first['input']}; {first['msg'].replace('Input should', 'it must')}"
+
+
+def choose_device(args: Args, saved: str | None) -> torch.device:
+    """The device that a new run trains on, or on which a saved one goes on, which is that of its checkpoint."""
+    available = torch.cuda.is_available()
+    if saved is not None:
+        if saved == "cuda" and not available:
+            raise UserError("the run was trained on a CUDA device and goes on on one; here PyTorch finds only the CPU.")
+        return torch.device(saved)
+    if args.cuda and not available:
+        raise UserError("cuda was asked for, but PyTorch finds no CUDA device here.")
+    return torch.device("cuda" if args.cuda is not False and available else "cpu")
+
+
 def set_up_torch(args: Args, device: torch.device) -> None:
-    """Process-wide settings: determinism, memory allocation, precision; without a compiler args.compile becomes False."""
+    """Process-wide settings: determinism, memory allocation, precision."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(args.torch_deterministic, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # costs a pass over every new tensor, finds only bugs
@@ -999,87 +1425,204 @@ def set_up_torch(args: Args, device: torch.device) -> None:
         # Keep freed memory: by default every 2.6 MB temporary goes back to the system and page-faults on its next use.
         ctypes.CDLL(None).mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
         ctypes.CDLL(None).mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
-    precision = "highest" if args.matmul_precision == "auto" else args.matmul_precision
-    if args.matmul_precision == "auto" and device.type == "cpu":
-        # "medium" lets oneDNN do batched products: faster, and exact float32 unless the processor has AMX. Measured.
-        a, b = torch.randn(2, 2, 256, 256, generator=torch.Generator().manual_seed(0))
-        torch.set_float32_matmul_precision("medium")
-        exact = a.double() @ b.double()
-        precision = "medium" if float((torch.bmm(a, b) - exact).norm() / exact.norm()) < 1e-6 else "highest"
-        if precision == "highest":
+    precision = args.matmul_precision
+    if precision == "auto":
+        precision = "medium" if device.type == "cpu" and medium_is_exact() else "highest"
+        if device.type == "cpu" and precision == "highest":
             tell("--matmul-precision medium would be up to twice as fast here, with bfloat16 products (README, Precision)")
     torch.set_float32_matmul_precision(precision)
-    if args.compile:
-        torch.compiler.reset()  # what earlier runs of this process compiled would count against the limit of recompilations
-        try:
-            torch.compile(torch.relu)(torch.ones(16, device=device))
-        except Exception:
-            tell("torch.compile does not work here (no compiler?): going on without it, slower.")
-            args.compile = False
+    torch.compiler.reset()  # what earlier runs of this process compiled would count against the limit of recompilations
 
 
-def allocate_replay(args: Args, width: int, device: torch.device) -> torch.Tensor:
-    """The replay (buffer_size, width), uninitialised; UserError if it does not fit."""
+def medium_is_exact() -> bool:
+    """Whether "medium" is float32 here: it lets oneDNN do batched products, which is faster, and exact without AMX. Measured."""
+    a, b = torch.randn(2, 2, 256, 256, generator=torch.Generator().manual_seed(0))
+    exact = a.double() @ b.double()
+    torch.set_float32_matmul_precision("medium")
+    return float((torch.bmm(a, b) - exact).norm() / exact.norm()) < 1e-6
+
+
+@contextlib.contextmanager
+def must_fit(what: str, instead: str, device: torch.device):
+    """UserError where memory for `what` cannot be had."""
     try:
-        return torch.empty(args.buffer_size, width, device=device)
-    except RuntimeError:
-        size = f"{args.buffer_size * width * 4 / 2**30:.1f} GiB (buffer_size {args.buffer_size})"
-        raise UserError(f"a replay of {size} does not fit on {device}; choose a smaller buffer_size.") from None
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, RuntimeError) and not any(word in str(error).lower() for word in ("memory", "alloc", "overflow")):
+            raise
+        verb = "does" if what.startswith("a ") else "do"
+        raise UserError(f"{what} {verb} not fit on {device}; choose {instead}.") from None
+
+
+class NonFinite(EnvironmentFault):
+    """An environment returned a number that is not finite."""
 
 
 class FlatEnv(gym.Wrapper):
-    """An environment as this file sees it: observations (O,) float32, actions (A,) in [-1, 1], all numbers finite."""
+    """An environment as this file sees it: observations (O,) float32, actions (A,) in [-1, 1], all numbers finite.
+
+    full_id: its id with module and version; low, high (A,): the bounds of its own actions, in their type; action_shape: their
+    shape. UserError where it cannot be made or used; EnvironmentFault for what it returns.
+    """
 
     def __init__(self, env_id: str, disable_env_checker: bool = True, **options):
-        mujoco.set_mju_user_warning(lambda message: None)  # else MuJoCo writes to the screen and to ./MUJOCO_LOG.TXT
-        level, gym.logger.min_level = gym.logger.min_level, gym.logger.ERROR  # every -v4 announces -v5
-        try:
-            env = gym.make(env_id, disable_env_checker=disable_env_checker, **options)
-            space = env.action_space
-            if not isinstance(space, gym.spaces.Box) or not np.issubdtype(space.dtype, np.floating) or not space.is_bounded():
-                raise UserError(f"{env_id} has actions of type {space}; only a continuous, bounded Box is supported.")
-            spaces = env.observation_space.spaces.values() if isinstance(env.observation_space, gym.spaces.Dict) else ()
-            self.has_images = any(len(part.shape or ()) > 1 for part in (env.observation_space, *spaces))
-            flat = gym.wrappers.DtypeObservation(gym.wrappers.FlattenObservation(env), np.float32)
-            super().__init__(gym.wrappers.RescaleAction(flat, np.float32(-1), np.float32(1)))
-        except UserError:
-            raise
-        except (gym.error.Error, ImportError, NotImplementedError, TypeError, ValueError) as error:
-            raise UserError(f"cannot make the environment {env_id!r}: {first_line(error)}") from None
-        finally:
-            gym.logger.min_level = level
-        self.bounds = np.stack([space.low.ravel(), space.high.ravel()])  # (2, A)
-        self.obs_dim, self.action_dim = self.env.observation_space.shape[0], self.bounds.shape[1]
+        super().__init__(make_env(env_id, disable_env_checker, options))
+        count_mujoco_warnings()
+        module, separator, _ = env_id.rpartition(":")
+        self.full_id = f"{module}{separator}{self.env.spec.id}"
+        self.original_space = getattr(self.env, "observation_space", None)
+        self.observation_space = flat_space(env_id, self.original_space)
+        space = getattr(self.env, "action_space", None)
+        if not isinstance(space, gym.spaces.Box) or not np.issubdtype(space.dtype, np.floating) or not space.is_bounded():
+            raise UserError(f"{env_id} has actions of type {space}; only a continuous, bounded Box is supported.")
+        self.action_shape = space.shape
+        self.low = space.low.ravel()
+        self.high = space.high.ravel()
+        self.obs_dim = self.observation_space.shape[0]
+        self.action_dim = len(self.low)
+        if not self.obs_dim or not self.action_dim:
+            raise UserError(f"{env_id} has {self.obs_dim} observations and {self.action_dim} actions; it must have some of both.")
+        self.action_space = gym.spaces.Box(-1.0, 1.0, (self.action_dim,))
+        parts = self.original_space.spaces.values() if isinstance(self.original_space, gym.spaces.Dict) else ()
+        self.has_images = any(len(part.shape or ()) > 1 for part in (self.original_space, *parts))
 
     def reset(self, **options) -> tuple[np.ndarray, dict]:
-        obs, info = self.env.reset(**options)
-        return self.finite("observation", obs), info
+        with errors_of(self.full_id, "reset"):
+            obs, info = self.env.reset(**options)
+        return self.flat_observation(obs), info
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
-        obs, reward, *rest = self.env.step(action.reshape(self.env.action_space.shape))
-        return self.finite("observation", obs), float(self.finite("reward", np.float32(reward))), *rest
+        own_action = to_bounds(action, self.low, self.high).reshape(self.action_shape)
+        with errors_of(self.full_id, "step"):
+            obs, reward, terminated, truncated, info = self.env.step(own_action)
+        with np.errstate(over="ignore"):
+            number = float(np.float32(reward))
+        if not math.isfinite(number):
+            raise NonFinite(f"the environment returned a non-finite reward: {reward}")
+        return self.flat_observation(obs), number, truth("terminated", terminated), truth("truncated", truncated), info
 
-    def finite(self, what: str, value):
-        if not np.isfinite(value).all():
-            raise ValueError(f"the environment returned a non-finite {what}: {value}")
-        return value
+    def flat_observation(self, obs) -> np.ndarray:
+        """An observation as (O,) float32."""
+        flat = np.asarray(gym.spaces.flatten(self.original_space, obs), np.float32)
+        if flat.shape != (self.obs_dim,):
+            declared = self.original_space.shape or (self.obs_dim,)
+            raise EnvironmentFault(f"the environment returned an observation of shape {np.shape(obs)}; it declares {declared}")
+        if not np.isfinite(flat).all():
+            raise NonFinite(f"the environment returned a non-finite observation: {obs}")
+        return flat
 
 
-# Run directory: checkpoint, logs, tracking --------------------------------------------------------------------------------------
-SCRIPT, FORMAT = Path(__file__).stem, 3
+def make_env(env_id: str, disable_env_checker: bool, options: dict) -> gym.Env:
+    """gym.make; UserError where it fails."""
+    level = gym.logger.min_level
+    gym.logger.min_level = gym.logger.ERROR  # every -v4 announces -v5
+    try:
+        with errors_of(env_id, "__init__"):
+            return gym.make(env_id, disable_env_checker=disable_env_checker, **options)
+    except (gym.error.Error, ImportError, NotImplementedError, TypeError, ValueError, AttributeError, AssertionError) as error:
+        raise UserError(f"cannot make the environment {env_id!r}: {first_line(error)}") from None
+    finally:
+        gym.logger.min_level = level
+
+
+def flat_space(env_id: str, space: gym.Space) -> gym.spaces.Box:
+    """The space of flattened observations, float32; UserError where there is none."""
+    try:
+        flat = gym.spaces.flatten_space(space)
+    except NotImplementedError:
+        flat = None
+    if not isinstance(flat, gym.spaces.Box):
+        raise UserError(f"{env_id} has observations of type {space}, which cannot be flattened.")
+    return gym.spaces.Box(-np.inf, np.inf, flat.shape, np.float32)
+
+
+def to_bounds(action: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Actions (..., A) in [-1, 1] within the bounds (A,), in their type; clipped, for rounding may leave them."""
+    center = (low.astype(np.float64) + high) / 2
+    half = (high.astype(np.float64) - low) / 2
+    return np.clip((center + half * action).astype(low.dtype), low, high)
+
+
+def truth(name: str, value) -> bool:
+    """A truth value that an environment returned; EnvironmentFault for what equals neither 0 nor 1."""
+    with contextlib.suppress(Exception):  # of types that cannot be compared
+        if value == 0 or value == 1:
+            return bool(value)
+    raise EnvironmentFault(f"the environment returned {name} = {value!r}; it must be True or False")
+
+
+@contextlib.contextmanager
+def errors_of(env_id: str, call: str):
+    """sys.exit() and KeyboardInterrupt of an environment are errors like any other.
+
+    Where Python's own handler is in place, as in a program that calls train(), a KeyboardInterrupt is the user's.
+    """
+    try:
+        yield
+    except SystemExit as error:
+        raise RuntimeError(f"{env_id}: {call}() raised SystemExit({error.code!r})") from error
+    except KeyboardInterrupt as error:
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            raise
+        raise RuntimeError(f"{env_id}: {call}() raised KeyboardInterrupt") from error
+
+
+MUJOCO_WARNINGS: list[str] = []  # of this process, since they were last taken; at most 1000
+
+
+def count_mujoco_warnings() -> None:
+    """Where MuJoCo has been imported: it would write its warnings to the screen and to ./MUJOCO_LOG.TXT."""
+    if "mujoco" in sys.modules:
+        sys.modules["mujoco"].set_mju_user_warning(note_mujoco_warning)
+
+
+def note_mujoco_warning(message: str) -> None:
+    if len(MUJOCO_WARNINGS) < 1000:
+        MUJOCO_WARNINGS.append(str(message))
+
+
+def take_mujoco_warnings() -> list[str]:
+    """The warnings of MuJoCo in this process since they were last taken."""
+    taken = MUJOCO_WARNINGS.copy()
+    MUJOCO_WARNINGS.clear()
+    return taken
+
+
+def close_quietly(env: gym.Env) -> None:
+    """Close an environment that is not needed any more; a simulator that fails in closing must not end a good run."""
+    try:
+        env.close()
+    except (Exception, SystemExit) as error:
+        tell(f"closing the environment failed: {error!r}")
+
+
+# Run directory: checkpoint, logs, policies, tracking ----------------------------------------------------------------------------
+SCRIPT = Path(__file__).stem
+FORMAT = 4  # of checkpoints
+POLICY_FORMATS = (3, 4)  # of policy files that can be read
 
 
 def tell(message: str) -> None:
+    """A line for the user, beside the progress bar."""
     tqdm.write(message, file=sys.stderr)
 
 
-def command(option: str, run_dir) -> str:
-    """What a user types to resume or evaluate a run."""
-    return shlex.join(["python", os.path.relpath(__file__), f"--{option}", str(run_dir)])
+def command(option: str, path: Path, folder: Path) -> str:
+    """What a user types in `folder` to resume or evaluate a run."""
+    return shlex.join(["python", os.path.relpath(__file__, folder), f"--{option}", str(path)])
 
 
 def first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [repr(error)])[0]
+
+
+def reason_of(error: BaseException) -> str:
+    """The line of a compiler's error that says what is wrong, of at most 200 characters."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [repr(error)]
+    telling = [line for line in lines if "rror" in line and not line.endswith(":")] or lines
+    return telling[0][:200]
 
 
 def write_whole(path: Path, write) -> None:
@@ -1093,129 +1636,310 @@ def write_whole(path: Path, write) -> None:
         os.replace(temporary, path)
     except (OSError, RuntimeError) as error:  # torch.save raises a RuntimeError where the system said what is wrong
         cause = error.__context__ if isinstance(error.__context__, OSError) else error
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise TrainingError(f"{path} cannot be written: {first_line(cause)}") from None
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
-def hold(run_dir: Path, new: bool = False):
-    """Hold a run directory for this process, a new one after making it; UserError if it is in use, or new and holds a run."""
+def append_row(path: Path, row: dict) -> None:
+    """Append a row to a CSV file, with the header where the file is new; TrainingError where that cannot be done."""
+    try:
+        with open(path, "a+", newline="") as file:
+            file.seek(0)
+            header = file.readline()
+            writer = csv.DictWriter(file, row, lineterminator="\n")
+            if not header:
+                writer.writeheader()
+            elif header.strip() != ",".join(row):
+                raise TrainingError(f"{path} has other columns than are written now; move it away to go on")
+            writer.writerow(row)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise TrainingError(f"{path} cannot be written: {first_line(error)}") from None
+
+
+def drop_rows(path: Path, last: int) -> None:
+    """Take from a CSV file the rows after step `last`, which will come again; UserError for a file that cannot be read.
+
+    Lines of an editor's making stay or are mended: comments stay, empty lines go, line ends become LF.
+    """
+    try:
+        header, *lines = [line for line in path.read_text().splitlines() if line.strip()] or [""]
+        if lines and lines[-1].count(",") < header.count(",") and not lines[-1].startswith("#"):
+            lines.pop()  # cut off by a kill
+        rows = [line for line in lines if line.startswith("#") or int(line.split(",")[0]) <= last]
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError):
+        raise UserError(f"{path} cannot be read as the rows of a run; mend it, or move it away.") from None
+    if not lines and not path.read_text().endswith("\n"):  # a header that a kill has cut
+        header = ""
+    text = "".join(f"{line}\n" for line in (header, *rows) if line)
+    write_whole(path, lambda file: file.write(text.encode()))
+
+
+def hold(run_dir: Path, new: bool = False, shown: str = ""):
+    """Hold a run directory for this process, a new one after making it; UserError if it is in use, or new and holds a run.
+
+    shown: how messages call the directory.
+    """
+    shown = shown or str(run_dir)
     try:
         if new:
             run_dir.mkdir(parents=True, exist_ok=True)
             if any(path.suffix in (".pt", ".csv") for path in run_dir.iterdir()):
-                raise UserError(f"{run_dir} exists already; go on with --resume {run_dir}, or choose another run_name.")
+                raise UserError(f"{shown} exists already; go on with --resume {shown}, or choose another run_name.")
+        elif not (run_dir / "checkpoint.pt").exists():  # what is no run is not held
+            raise UserError(f"{shown}/checkpoint.pt does not exist; give the directory of a run.")
         return filelock.FileLock(run_dir / ".lock", timeout=0).acquire()
     except filelock.Timeout:
-        raise UserError(f"{run_dir} is in use by another process.") from None
+        raise UserError(f"{shown} is in use by another process.") from None
     except OSError as error:
-        raise UserError(f"{run_dir} cannot be written: {error.strerror}.") from None
+        raise UserError(f"{shown} cannot be written: {error.strerror}.") from None
 
 
 def keep_script(run_dir: Path, args: dict, device: torch.device, scripts: list[str]) -> list[str]:
     """Keep this file in the run directory and write config.json; returns the SHA-256 of all that have trained this run."""
-    source, kept = Path(__file__).read_bytes(), run_dir / f"{SCRIPT}.py"
+    source = Path(__file__).read_bytes()
+    kept = run_dir / f"{SCRIPT}.py"
     digest = hashlib.sha256(source).hexdigest()
     if not kept.exists():
         write_whole(kept, lambda file: file.write(source))
     if scripts and digest not in scripts:
         tell(f"{SCRIPT}.py has changed since it began this run, as {kept}")
-    scripts = [*scripts, *{digest}.difference(scripts)]
-    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip() if shutil.which("git") else None
-    cpu = f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
+    if digest not in scripts:
+        scripts = [*scripts, digest]
+    packages = [name for name in ("torch", "gymnasium", "mujoco", "numpy") if importlib.util.find_spec(name)]
+    device_name = f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
+    if device.type == "cuda":
+        device_name = torch.cuda.get_device_name(device)
     config = {
-        "script": SCRIPT, "script_sha256": "+".join(scripts), "args": args, "git_commit": commit or None,
-        "versions": {"python": platform.python_version(), **{m.__name__: m.__version__ for m in (torch, gym, mujoco, np)}},
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu,
-    }  # fmt: skip
+        "script": SCRIPT,
+        "script_sha256": "+".join(scripts),
+        "args": args,
+        "git_commit": git_commit(),
+        "versions": {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in packages}},
+        "device": device_name,
+    }
     write_whole(run_dir / "config.json", lambda file: file.write(json.dumps(config, indent=2).encode()))
     return scripts
 
 
-def drop_rows(path: Path, last: int) -> None:
-    """Take from a CSV file the rows after step `last`, which will come again; UserError for a file that cannot be read."""
+def git_commit() -> str | None:
+    """The commit that this file is under, with -dirty behind it where its repository has changes; None where it is under none."""
+    if not shutil.which("git"):
+        return None
+    git = ["git", "-C", str(Path(__file__).resolve().parent)]
+    if subprocess.run([*git, "ls-files", "--error-unmatch", Path(__file__).name], capture_output=True).returncode:
+        return None  # a copy that is not committed is in no commit
+    describe = [*git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    return subprocess.run(describe, capture_output=True, text=True).stdout.strip() or None
+
+
+@dataclasses.dataclass
+class Checkpoint:
+    """What a run goes on from, as it lies in checkpoint.pt; pydantic checks the parts."""
+
+    __pydantic_config__ = ConfigDict(arbitrary_types_allowed=True)
+
+    args: Args
+    obs_dim: int
+    action_shape: list[int]
+    bounds: torch.Tensor  # (2, A)
+    state: State
+    seconds: float
+    pending: list[Evaluation]
+    obs: torch.Tensor  # (O,), the newest observation
+    actions: torch.Tensor  # (T, A), of the current episode
+    device: Literal["cpu", "cuda"]
+    threads: PositiveInt
+    generator: torch.Tensor
+    tensors: dict[str, torch.Tensor]  # of the learner, by name
+    replay: torch.Tensor  # (filled, 2*O + A + 2)
+
+    def learner_parts(self) -> dict:
+        """What content_of() gives of a learner."""
+        return {name: getattr(self, name) for name in ("device", "threads", "generator", "tensors", "replay")}
+
+
+def content_of(learner: Learner, step: int) -> dict:
+    """The parts of a checkpoint that are a learner's, on the CPU."""
+    filled = learner.replay[:step].cpu()
+    return {
+        "device": learner.device.type,
+        "threads": torch.get_num_threads(),
+        "generator": learner.generator.get_state(),
+        "tensors": {name: tensor.cpu() for name, tensor in learner.state_dict().items()},
+        "replay": filled if len(filled) == len(learner.replay) else filled.clone(),  # a view would save all of it
+    }
+
+
+def restore(learner: Learner, saved: Checkpoint, run_dir: Path) -> None:
+    """Take over a checkpoint; UserError if it does not fit."""
     try:
-        with open(path, newline="") as file:  # line ends stay as they are
-            header, *lines = file.readlines() or [""]
-        if lines and lines[-1].count(",") < header.count(",") and not lines[-1].startswith("#"):
-            lines.pop()  # cut off by a kill
-        rows = [line for line in lines if line.startswith("#") or not line.strip() or int(line.split(",")[0]) <= last]
-    except FileNotFoundError:
-        return
-    except (OSError, ValueError):
-        raise UserError(f"{path} cannot be read as the rows of a run; mend it, or move it away.") from None
-    text = "".join([header, *rows]) if header.endswith(("\n", "\r")) else ""  # of a header that a kill has cut nothing
-    write_whole(path, lambda file: file.write((text if text[-1:] in ("\n", "\r", "") else f"{text}\n").encode()))
+        saved.obs.reshape(learner.obs_dim)
+        saved.actions.reshape(len(saved.actions), learner.action_dim)
+        learner.load_state_dict(saved.tensors)
+        learner.replay[: len(saved.replay)].copy_(saved.replay)
+        learner.generator.set_state(saved.generator)
+    except (RuntimeError, TypeError):
+        shapes = f"the shapes that its arguments and {learner.args.env_id} give"
+        raise UserError(f"{run_dir}/checkpoint.pt does not have {shapes}.") from None
 
 
-def load_file(path: Path) -> dict:
-    """A checkpoint or policy file, on the CPU, with `args` as Args; says which arguments a fork has gained since.
+def check_same_environment(saved: Checkpoint, env: "FlatEnv", shown: str) -> None:
+    """UserError where an environment is not the one that a run was saved with."""
+    own = {
+        "id": (saved.args.env_id, env.full_id),
+        "observation size": (saved.obs_dim, env.obs_dim),
+        "shape of actions": (tuple(saved.action_shape), tuple(env.action_shape)),
+        "bounds of actions": (saved.bounds.tolist(), np.stack([env.low, env.high]).tolist()),
+    }
+    for what, (then, now) in own.items():
+        if then != now:
+            raise UserError(f"{shown} was saved with {env.full_id} of {what} {then}; here it has {now}.")
 
-    UserError if it is missing, damaged, or another script's. Only tensors and plain Python are accepted (weights_only), so a
-    stranger's file cannot run code.
+
+def read_file(path: Path, formats: tuple[int, ...], mmap: bool = False) -> dict:
+    """The content of a file of this script on the CPU; UserError if it is missing, damaged, or another script's.
+
+    Only tensors and plain Python are accepted (weights_only), so a stranger's file cannot run code.
     """
+    damaged = UserError(f"{path} is damaged or not a file of {SCRIPT}.py.")
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        script, saved, known = content["script"], content["args"], {field.name for field in dataclasses.fields(Args)}
+        with zipfile.ZipFile(path) as archive:
+            if archive.testzip() is not None:  # torch.load does not look at the checksums
+                raise damaged
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+        script, file_format = content["script"], content["format"]
+        if not (isinstance(script, str) and isinstance(file_format, int) and isinstance(content["args"], dict)):
+            raise damaged
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{path} does not exist; give the directory of a run.") from None
     except Exception:
-        raise UserError(f"{path} is damaged or not a file of {SCRIPT}.py.") from None
+        raise damaged from None
     if script != SCRIPT:
         raise UserError(f"{path} was written by {script}.py; use that script instead of {SCRIPT}.py.")
-    if content.get("format") != FORMAT:
+    if file_format not in formats:
         raise UserError(f"{path} was written by an older version of {SCRIPT}.py, whose runs this one cannot read.")
+    return content
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """A checkpoint whose parts are all there; the large ones stay in the file until they are used."""
+    content = read_file(path, (FORMAT,), mmap=True)
+    content["args"] = arguments_of(path, content["args"])
+    try:
+        checkpoint = TypeAdapter(Checkpoint).validate_python(content)
+    except ValidationError as error:
+        part = ".".join(str(name) for name in error.errors()[0]["loc"])
+        raise UserError(f"{path} is damaged: its part {part} is missing, or of another type.") from None
+    args, step = checkpoint.args, checkpoint.state.step
+    if step > args.total_timesteps or len(checkpoint.replay) != min(step, args.buffer_size):
+        raise UserError(f"{path} is damaged: its arguments, its step {step} and its replay do not go together.")
+    return checkpoint
+
+
+def load_arguments(path: Path) -> tuple[Args, str]:
+    """The arguments of a checkpoint, and the device that it was trained on."""
+    content = read_file(path, (FORMAT,), mmap=True)
+    return check_args(arguments_of(path, content["args"], quiet=True)), content.get("device", "")
+
+
+def arguments_of(path: Path, saved: dict, quiet: bool = False) -> Args:
+    """Saved arguments; says which ones a fork has gained since. UserError for arguments that this script does not have."""
+    known = {field.name for field in dataclasses.fields(Args)}
     if saved.keys() - known:
         raise UserError(f"{path} has arguments that this {SCRIPT}.py does not have: {', '.join(sorted(saved.keys() - known))}.")
-    if known - saved.keys():
+    if known - saved.keys() and not quiet:
         tell(f"{path} was written without {', '.join(sorted(known - saved.keys()))}: the defaults are taken")
-    return {**content, "args": Args(**saved)}
+    return Args(**saved)
 
 
-def restore(saved: dict, run_dir: Path, learner: Learner) -> None:
-    """Take over a checkpoint; UserError if a run cannot go on exactly from it here."""
-    same_device = saved["device"] == learner.device.type
-    if not same_device and saved["state"]["step"] < learner.args.total_timesteps:
-        raise UserError(f"{run_dir} was trained on {saved['device']}; it cannot go on exactly on {learner.device.type}.")
+class PolicyFile(NamedTuple):
+    """The content of a policy file, independent of the file."""
+
+    args: Args
+    obs_dim: int
+    action_shape: tuple[int, ...]
+    low: np.ndarray  # (A,)
+    high: np.ndarray  # (A,)
+    actor: nn.Module
+    evaluation: dict[str, float]  # that of the actor: step, best_return, best_return_std and the best condition
+
+
+def load_policy_file(path: str | Path) -> PolicyFile:
+    """A policy file, or the policy.pt of a run directory. Arguments that this script does not have are ignored."""
+    path = Path(path)
+    if path.is_dir():
+        path = path / "policy.pt"
+    content = read_file(path, POLICY_FORMATS)
+    if "evaluation" not in content:
+        raise UserError(f"{path} holds no policy; give a run directory, a policy.pt or a best_policy.pt.")
+    known = {field.name for field in dataclasses.fields(Args)}
     try:
-        learner.load_state_dict(saved["tensors"])
-        learner.replay[: len(saved["replay"])].copy_(saved["replay"])
-    except RuntimeError:
-        shapes = f"the shapes that its arguments and {learner.args.env_id} give"
-        raise UserError(f"{run_dir}/checkpoint.pt does not have {shapes}.") from None
-    if same_device:
-        learner.generator.set_state(saved["generator"])
-    drop_rows(run_dir / "train.csv", saved["state"]["step"])
-    drop_rows(run_dir / "eval.csv", min([saved["state"]["step"], *(inputs[0] - 1 for inputs in saved["pending"])]))
+        low, high = content["bounds"].numpy()
+        action_shape = tuple(content.get("action_shape", low.shape))
+        args = check_args(Args(**{name: value for name, value in content["args"].items() if name in known}))
+        evaluation = {**content["evaluation"]}
+        evaluation = {name: evaluation[name] for name in ("step", "best_return", "best_return_std", f"best_{CONDITION}")}
+        obs_dim = int(content["obs_dim"])
+        actor = load_network(args, "actor", content["actor"], obs_dim, len(low))
+        return PolicyFile(args, obs_dim, action_shape, low, high, actor, evaluation)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError):
+        raise UserError(f"{path} is damaged or not a policy of {SCRIPT}.py.") from None
 
 
 class Policy:
     """The trained family of a run, for deployment: action = policy(obs) or policy(obs, <condition>=...), deterministic.
 
-    obs (O,) or (B, O) -> action (A,) or (B, A) within the environment's bounds. Without a condition (beta, or k) it plays the
-    best one of its evaluation. Attributes: actor, the network; betas and best_beta, or ks and best_k. UserError for an
-    observation of another shape or with non-finite numbers, and for a condition outside the trained range.
+    obs (O,) or (B, O) -> action in the environment's shape, or (B, *shape), within its bounds. A condition (beta, or k) is a
+    number, or an array (B,) with one for each row; without one the best of its evaluation plays. Attributes: actor, the network;
+    betas and best_beta, or ks and best_k. UserError for an observation of another shape or with non-finite numbers, and for a
+    condition outside the trained range.
     """
 
     def __init__(self, path: str | Path):
-        content = load_file(Path(path, "policy.pt") if Path(path).is_dir() else Path(path))
-        if "evaluation" not in content:
-            raise UserError(f"{path} holds no policy; give a run directory, a policy.pt or a best_policy.pt.")
-        args, self.obs_dim, (self.low, self.high) = content["args"], content["obs_dim"], content["bounds"].numpy()
-        self.range, self.best = condition_range(args), content["evaluation"][f"best_{CONDITION}"]
-        self.actor = load_network(args, "actor", content["actor"], self.obs_dim, len(self.low))
-        vars(self).update({f"{CONDITION}s": eval_conditions(args), f"best_{CONDITION}": self.best})
+        file = load_policy_file(path)
+        self.obs_dim = file.obs_dim
+        self.action_shape = file.action_shape
+        self.low = file.low
+        self.high = file.high
+        self.range = condition_range(file.args)
+        self.best = file.evaluation[f"best_{CONDITION}"]
+        self.actor = file.actor
+        setattr(self, f"{CONDITION}s", eval_conditions(file.args))
+        setattr(self, f"best_{CONDITION}", self.best)
 
-    def __call__(self, obs: np.ndarray, condition: float | None = None, **named: float) -> np.ndarray:
-        value = named.pop(CONDITION, condition)
-        obs, value = np.asarray(obs, np.float32), self.best if value is None else value
+    def __call__(self, obs: np.ndarray, condition: float | np.ndarray | None = None, **named) -> np.ndarray:
+        if named and (condition is not None or set(named) != {CONDITION}):
+            raise UserError(f"{', '.join(named)} was given; a policy takes one condition, {CONDITION}, once.")
+        value = named.get(CONDITION, condition)
+        try:
+            obs = np.array(obs, np.float32, order="C")
+        except (TypeError, ValueError, RuntimeError):
+            raise UserError(f"obs is of type {type(obs).__name__}; it must be an array of numbers.") from None
         if obs.ndim not in (1, 2) or obs.shape[-1] != self.obs_dim or not np.isfinite(obs).all():
             raise UserError(f"obs has shape {obs.shape}; it must be ({self.obs_dim},) or (B, {self.obs_dim}) and finite.")
-        if named or not self.range[0] <= value <= self.range[1]:
-            raise UserError(f"{named or value} was given; {CONDITION} must be from {self.range[0]} to {self.range[1]}.")
-        action = self.low + (policy(self.actor, np.atleast_2d(obs), value)[0] + 1) * 0.5 * (self.high - self.low)
-        return np.clip(action, self.low, self.high).reshape(*obs.shape[:-1], -1)
+        rows = np.atleast_2d(obs)
+        action = deterministic_action(self.actor, rows, self.checked(self.best if value is None else value, len(rows)))
+        return to_bounds(action, self.low, self.high).reshape(*obs.shape[:-1], *self.action_shape)
+
+    def checked(self, value, rows: int) -> np.ndarray:
+        """A condition as a number or (B,), in the trained range."""
+        low, high = self.range
+        try:
+            condition = np.asarray(value)
+            ok = condition.dtype.kind in "iuf" and condition.shape in ((), (rows,))
+            ok = ok and bool(((low <= condition) & (condition <= high)).all())
+        except (TypeError, ValueError):
+            ok = False
+        if not ok:
+            raise UserError(f"{CONDITION} is {value!r}; {CONDITION} must be from {low} to {high}, a number or one for each row.")
+        return condition
 
 
 def load_policy(path: str | Path) -> Policy:
@@ -1224,100 +1948,146 @@ def load_policy(path: str | Path) -> Policy:
 
 
 def start_tracking(args: Args, run_dir: Path):
-    """A Weights & Biases run that a resumed run continues; offline when there is no key or no network."""
+    """A Weights & Biases run that a resumed run continues, offline where there is no key or no network; None if it fails."""
     os.environ.setdefault("WANDB_SILENT", "true")
     import wandb  # slow to import, and only needed here
 
     identity = run_dir / "wandb_id"
     if not identity.exists():
         write_whole(identity, lambda file: file.write(os.urandom(4).hex().encode()))
-    settings = wandb.Settings(silent=True, console="off", init_timeout=20)
     start = functools.partial(
-        wandb.init, project=args.wandb_project_name, entity=args.wandb_entity, config=dataclasses.asdict(args), resume="allow",
-        name=run_dir.name, id=identity.read_text(), dir=str(run_dir), settings=settings)  # fmt: skip
+        wandb.init,
+        project=args.wandb_project_name,
+        entity=args.wandb_entity,
+        config=dataclasses.asdict(args),
+        resume="allow",
+        name=run_dir.name,
+        id=identity.read_text(),
+        dir=str(run_dir),
+        settings=wandb.Settings(silent=True, console="off", init_timeout=20),
+    )
     try:
-        try:
-            if os.environ.get("WANDB_MODE", "online") == "online" and not wandb.login(prompt=False, verify=False):
-                raise wandb.errors.CommError("no API key")
-            run = start()
-        except wandb.errors.CommError as error:
-            tell(f"Weights & Biases is offline ({first_line(error)}); upload later: wandb sync {run_dir}/wandb/offline-run-*")
-            wandb.teardown()  # or else the failed start holds the run's id
-            run = start(mode="offline")
+        run = start_on_or_offline(wandb, start, run_dir)
         run.define_metric("global_step")
         run.define_metric("*", step_metric="global_step")  # evaluations come later than their step
         with tempfile.TemporaryDirectory() as folder:  # log_code would search all that lies below and beside the script
             run.log_code(Path(shutil.copy(__file__, folder)).parent)
     except Exception as error:  # a wrong project name, a service that does not start: not worth losing the run
-        return tell(f"Weights & Biases does not start, and the run goes on without it: {first_line(error)}")
+        tell(f"Weights & Biases does not start, and the run goes on without it: {first_line(error)}")
+        return None
     if run.url:
         tell(f"Weights & Biases: {run.url}")
     return run
 
 
-def record_episode(args: Args, actor: dict, condition: float, run_dir: Path, name: str) -> None:
-    """One deterministic episode into run_dir/videos, rendered off screen; UserError if it cannot be."""
+def start_on_or_offline(wandb, start, run_dir: Path):
+    """The run of wandb.init(); offline with a line that says so where it is asked for, or where it has to be."""
+    upload_later = f"upload later: wandb sync {run_dir}/wandb/offline-run-*"
+    mode = os.environ.get("WANDB_MODE", "online")
+    try:
+        if mode == "offline":
+            tell(f"Weights & Biases is offline (WANDB_MODE); {upload_later}")
+        elif mode == "online" and not wandb.login(prompt=False, verify=False):
+            raise wandb.errors.CommError("no API key")
+        return start()
+    except wandb.errors.CommError as error:
+        tell(f"Weights & Biases is offline ({first_line(error)}); {upload_later}")
+        wandb.teardown()  # or else the failed start holds the run's id
+        return start(mode="offline")
+
+
+def record_episode(args: Args, file: PolicyFile, folder: Path, name: str = "") -> None:
+    """One deterministic episode of a file's best policy into folder/videos, rendered off screen; UserError if it cannot be."""
     if sys.platform == "linux" and not os.environ.get("DISPLAY"):
         os.environ.setdefault("MUJOCO_GL", "egl")
     gym.logger.min_level = gym.logger.ERROR  # RecordVideo warns of a folder that exists
+    best = file.evaluation[f"best_{CONDITION}"]
+    name = f"{name}step-{file.evaluation['step']}-{CONDITION}-{best:.4g}"
     try:
-        env, folder = FlatEnv(args.env_id, render_mode="rgb_array"), str(run_dir / "videos")
-        film = gym.wrappers.RecordVideo(env, folder, name_prefix=f"{name}-{CONDITION}-{condition:.4g}", disable_logger=True)
-        play_returns([film], load_network(args, "actor", actor, env.obs_dim, env.action_dim), condition, seeds_for(args.seed, 0))
+        env = FlatEnv(args.env_id, render_mode="rgb_array")
+        film = gym.wrappers.RecordVideo(env, str(folder / "videos"), name_prefix=name, disable_logger=True)
+        play_episodes([film], file.actor, best, seeds_for(args.seed, 0))
         film.close()
     except Exception as error:  # drivers, codecs and renderers fail in their own ways
-        raise UserError(f"no video could be recorded: {first_line(error)}.") from None
+        reason = f"{args.env_id} does not render images" if isinstance(error, NotImplementedError) else first_line(error)
+        raise UserError(f"no video could be recorded: {reason}.") from None
 
 
 # Command line -------------------------------------------------------------------------------------------------------------------
 MAY_DIFFER = ("total_timesteps", "eval_workers", "max_pending_evaluations", "capture_video")  # on resuming
+MAY_DIFFER_ON_CUDA = ("compile", "cudagraphs")  # there resuming is not exact anyway
+MAY_DIFFER_IN_EVALUATION = ("eval_episodes", "seed", "eval_workers", "capture_video")
 
 
-def resumed(asked: Args, saved: dict, unset: Args, may_differ=MAY_DIFFER) -> Args:
-    """The arguments of a checkpoint with those of `may_differ` that were asked for; says what has no effect.
+def resumed(asked: Args, saved: Args, unset: Args, device: str = "cpu") -> Args:
+    """The arguments of a checkpoint with those of MAY_DIFFER that were asked for; says what has no effect.
 
-    unset: the values of arguments that were not given.
+    unset: the values of arguments that were not given; device: that of the checkpoint.
     """
-    args, own = saved["args"], {"resume": asked.resume, "evaluate": asked.evaluate}
-    names = vars(asked).keys() - own.keys()
-    changed = {name for name in names if getattr(asked, name) not in (getattr(args, name), getattr(unset, name))}
-    if changed - {*may_differ}:
-        tell(f"not used, because the arguments that the run was saved with win: {', '.join(sorted(changed - {*may_differ}))}")
-    if "total_timesteps" in changed and asked.total_timesteps < args.total_timesteps:
-        raise UserError(f"total_timesteps is {asked.total_timesteps}; on resuming it may only grow, from {args.total_timesteps}.")
-    return dataclasses.replace(args, **own, **{name: getattr(asked, name) for name in changed & {*may_differ}})
+    may_differ = MAY_DIFFER + (MAY_DIFFER_ON_CUDA if device == "cuda" else ())
+    args = merged(asked, saved, unset, may_differ)
+    if args.total_timesteps < saved.total_timesteps:
+        raise UserError(f"total_timesteps is {args.total_timesteps}; on resuming it may only grow, from {saved.total_timesteps}.")
+    return args
 
 
-def evaluate_run(args: Args, checkpoint: dict) -> None:
-    """Print condition -> return +- std of the policies of a run on fresh episodes, and write it into evaluate.csv.
+def merged(asked: Args, saved: Args, unset: Args, may_differ: tuple[str, ...]) -> Args:
+    """`saved` with the fields of may_differ that were asked for; names in a line what was asked for in vain."""
+    own = {"resume": asked.resume, "evaluate": asked.evaluate}
+    given = [name for name in vars(asked) if name not in own and getattr(asked, name) != getattr(unset, name)]
+    in_vain = [name for name in given if name not in may_differ and getattr(asked, name) != getattr(saved, name)]
+    if in_vain:
+        tell(f"not used, because the arguments that the run was saved with win: {', '.join(sorted(in_vain))}")
+    return dataclasses.replace(saved, **own, **{name: getattr(asked, name) for name in given if name in may_differ})
 
-    The policy that was best in training is marked: its return here is free of the maximum's upward bias.
+
+def print_evaluation(path: Path) -> None:
+    """Print condition -> return +- std of a policy file, or of a run's last evaluation, on fresh episodes; write evaluate.csv.
+
+    The policy that was best in training is marked: its return here is free of the maximum's upward bias. evaluate.csv is
+    written beside the policy of a run directory, not beside a file that is given by itself.
     """
-    run_dir, args, conditions = Path(args.evaluate), check_args(dataclasses.replace(args, cuda=None)), eval_conditions(args)
-    step, best = checkpoint["state"]["step"], checkpoint["state"]["last"].get(f"best_{CONDITION}")
-    tensors = checkpoint["tensors"]
-    actor = {key.removeprefix("actor."): tensor.numpy() for key, tensor in tensors.items() if key.startswith("actor.")}
-    FlatEnv(args.env_id).close()  # a missing environment is the user's to mend, not a worker's to die of
+    path = path.absolute()  # an environment may change the current directory
+    file = load_policy_file(path)
+    asked = tyro.cli(Args, default=dataclasses.replace(file.args, evaluate=str(path)))
+    args = check_args(merged(asked, file.args, file.args, MAY_DIFFER_IN_EVALUATION))
+    conditions = eval_conditions(args)
+    step = file.evaluation["step"]
+    best = file.evaluation[f"best_{CONDITION}"]
+    check_plays_in(file, FlatEnv(args.env_id), path)  # the user's to mend, not a worker's to die of
+    actor = {key: tensor.numpy() for key, tensor in file.actor.state_dict().items()}
     with Evaluator(args, seeds_for(args.seed, 1, 0, args.eval_episodes)) as evaluator:
-        returns = evaluator.map(functools.partial(evaluate_one, args, evaluator.seeds, actor), conditions)
+        played = evaluator.map(functools.partial(play_policy, args, evaluator.seeds, actor), conditions)
     lines = [f"global_step,{CONDITION},return,return_std,best_in_training"]
     table = [f"{args.env_id}, step {step}, {args.eval_episodes} fresh episodes per {CONDITION}"]
-    table += [f"{CONDITION:>10} {'return':>10} {'std':>9}"]
-    for condition, r in zip(conditions, returns, strict=True):
-        lines += [f"{step},{condition:.6g},{r.mean()},{r.std()},{int(condition == best)}"]
-        table += [f"{condition:10.4f} {r.mean():10.1f} {r.std():9.1f}{'  <- best in training' if condition == best else ''}"]
-    try:
-        write_whole(run_dir / "evaluate.csv", lambda file: file.write("\n".join([*lines, ""]).encode()))
-    except TrainingError as error:
-        tell(str(error))
-    say(*table)
+    table.append(f"{CONDITION:>10} {'return':>10} {'std':>9}")
+    for condition, policy in zip(conditions, played, strict=True):
+        mean, std = policy.row.mean(), policy.row.std()
+        lines.append(f"{step},{condition:.6g},{mean},{std},{int(condition == best)}")
+        table.append(f"{condition:10.4f} {mean:10.1f} {std:9.1f}{'  <- best in training' if condition == best else ''}")
+        for warning in policy.warnings:
+            tell(warning)
+    if path.is_dir():
+        try:
+            write_whole(path / "evaluate.csv", lambda file: file.write("\n".join([*lines, ""]).encode()))
+        except TrainingError as error:
+            tell(str(error))
+    print_lines(*table)
     if args.capture_video:
-        best = conditions[int(np.argmax([r.mean() for r in returns]))] if best is None else best
-        record_episode(args, actor, best, run_dir, f"evaluate-step-{step}")
-        say(f"recorded {CONDITION} {best:.4g} in {run_dir / 'videos'}")
+        folder = path if path.is_dir() else path.parent
+        record_episode(args, file, folder, "evaluate-")
+        print_lines(f"recorded {CONDITION} {best:.4g} in {folder.name}/videos")
 
 
-def say(*lines: str) -> None:
+def check_plays_in(file: PolicyFile, env: FlatEnv, path: Path) -> None:
+    """UserError where an environment does not have the sizes of a policy."""
+    then, now = (file.obs_dim, len(file.low)), (env.obs_dim, env.action_dim)
+    close_quietly(env)
+    if then != now:
+        raise UserError(f"{path} has {then[0]} observations and {then[1]} actions; {env.full_id} has {now[0]} and {now[1]} here.")
+
+
+def print_lines(*lines: str) -> None:
     """Print results; where a `| head` has read enough, end well."""
     try:
         print(*lines, sep="\n", flush=True)
@@ -1325,34 +2095,71 @@ def say(*lines: str) -> None:
         os._exit(0)
 
 
+def print_summary(summary: dict) -> None:
+    """What a run that is finished has come to."""
+    lines = [f"finished: {summary['run_dir']}, {summary['global_step']} steps"]
+    for title in ("last", "best"):
+        evaluation = summary[title]
+        best = f"{evaluation['best_return']:.1f} ± {evaluation['best_return_std']:.1f} at {CONDITION}"
+        lines.append(f"{title} evaluation: return {best} {evaluation[f'best_{CONDITION}']:.4g}, step {evaluation['step']}")
+    print_lines(*lines, f"evaluate it on fresh episodes: {summary['evaluate']}")
+
+
+def note_signal(stopped_by: list[int], number: int, frame) -> None:
+    """The first signal stops a run after its step; a second one ends the process at once."""
+    if stopped_by:
+        os._exit(128 + number)
+    stopped_by.append(number)
+
+
+def catch_signals() -> list[int]:
+    """From now on signals that stop a run are noted in the list that is returned."""
+    stopped_by = []
+    for name in {"SIGINT", "SIGTERM", "SIGHUP"} & {*dir(signal)}:
+        if name != "SIGHUP" or signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup ignores it
+            signal.signal(getattr(signal, name), functools.partial(note_signal, stopped_by))
+    return stopped_by
+
+
+def run_command_line() -> int:
+    """Do what the command line asks for; returns the exit code."""
+    args = tyro.cli(Args, description=__doc__)
+    if args.evaluate is not None and args.resume is not None:
+        raise UserError("evaluate and resume were both given; choose one of them.")
+    if args.evaluate is not None:
+        print_evaluation(Path(args.evaluate))
+        return 0
+    if args.resume is not None:  # read once more, from what the run was saved with
+        saved, device = load_arguments(Path(args.resume, "checkpoint.pt"))
+        asked = tyro.cli(Args, default=dataclasses.replace(saved, resume=args.resume))
+        args = resumed(asked, saved, saved, device)
+    stopped_by = catch_signals()
+    summary = train_with(args, stopped_by)
+    if summary["completed"]:
+        print_summary(summary)
+        return 0
+    tell(f"stopped at step {summary['global_step']}; go on with: {summary['resume']}")
+    return 128 + stopped_by[0]
+
+
 def main() -> None:
     """The command line: errors of the user are one sentence and exit code 2, failures of training exit code 1."""
-    args, stopped_by = tyro.cli(Args, description=__doc__), []
     try:
-        if args.evaluate is not None and args.resume is not None:
-            raise UserError("evaluate and resume were both given; choose one of them.")
-        if args.evaluate is not None:  # read once more, from what the run was saved with
-            saved = load_file(Path(args.evaluate, "checkpoint.pt"))
-            asked = tyro.cli(Args, default=dataclasses.replace(saved["args"], evaluate=args.evaluate))
-            may_differ = ("eval_episodes", "seed", "eval_workers", "capture_video")
-            return evaluate_run(resumed(asked, saved, saved["args"], may_differ), saved)
-        for name in {"SIGINT", "SIGTERM", "SIGHUP"} & {*dir(signal)}:
-            if name != "SIGHUP" or signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup ignores it
-                signal.signal(getattr(signal, name), lambda number, frame: stopped_by.append(number))
-        summary = train(args, stopped_by)
+        code = run_command_line()
     except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)
+        code = 128 + signal.SIGINT
     except (UserError, TrainingError) as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, UserError) else 1)
-    if not summary["completed"]:
-        tell(f"stopped at step {summary['global_step']}; go on with: {command('resume', summary['run_dir'])}")
-        sys.exit(128 + stopped_by[0])
-    lines = [f"finished: {summary['run_dir']}, {summary['global_step']} steps"]
-    for title, evaluation in (("last evaluation", summary["last"]), ("best evaluation", summary["best"])):
-        best = f"{evaluation['best_return']:.1f} ± {evaluation['best_return_std']:.1f} at {CONDITION}"
-        lines += [f"{title}: return {best} {evaluation[f'best_{CONDITION}']:.4g}, step {evaluation['step']}"]
-    say(*lines, f"evaluate it on fresh episodes: {command('evaluate', summary['run_dir'])}")
+        code = 2 if isinstance(error, UserError) else 1
+    except Exception:
+        traceback.print_exc()
+        code = 1
+    left = [thread for thread in threading.enumerate() if thread is not threading.main_thread() and not thread.daemon]
+    if left:  # an environment's, for which Python would wait for ever
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 import contextlib
+import csv
 import importlib.util
+import itertools
 import os
 import re
 import signal
@@ -18,6 +20,9 @@ ROOT = Path(__file__).resolve().parent.parent
 TINY = """
 --no-compile --cuda False --total-timesteps 500 --learning-starts 200 --q-lr-warmup-end 300 --batch-size 32 --hidden-dim 8
 --utd 1 --num-critics 3 --buffer-size 500 --eval-frequency 100 --eval-episodes 2 --eval-workers 0
+""".split()
+BRIEF = """
+--run-name run --total-timesteps 60 --learning-starts 40 --q-lr-warmup-end 50 --buffer-size 60 --eval-frequency 10
 """.split()
 SCRIPTS = ("rac_sac", "rac_td3", "vanilla_rac", "rac_itm")
 CONDITIONS = {"rac_sac": "beta", "rac_td3": "beta", "vanilla_rac": "beta", "rac_itm": "k"}
@@ -64,8 +69,9 @@ def pytest_generate_tests(metafunc):
 
     given, marker = script_to_test(metafunc.config), metafunc.definition.get_closest_marker("kinds")
     modules = [load_script(path) for path in ([given] if given else [ROOT / f"{name}.py" for name in SCRIPTS])]
-    metafunc.parametrize("script", [m for m in modules if marker is None or access.kind_of(m) in marker.args],
-                         ids=lambda module: module.__name__)  # fmt: skip
+    metafunc.parametrize(
+        "script", [m for m in modules if marker is None or access.kind_of(m) in marker.args], ids=lambda module: module.__name__
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -81,18 +87,35 @@ def settings_of_torch():
 
 # ----------------------------------------------------------------------------------------------------- tests of a program
 class CommandLine:
-    """Runs a script as a user would, in an empty folder, without a GPU or network for Weights & Biases."""
+    """Runs a script as a user would, in an empty folder, without a GPU or network for Weights & Biases.
+
+    tiny: arguments of a run of 500 steps that takes seconds; brief: of one of 60 steps, 20 of them with updates, named `run`.
+    """
 
     def __init__(self, folder: Path, name: str, monkeypatch, capsys):
-        self.folder, self.name, self.script = folder, name, ROOT / f"{name}.py"
-        self.monkeypatch, self.capsys = monkeypatch, capsys
+        self.folder = folder
+        self.name = name
+        self.script = ROOT / f"{name}.py"
+        self.monkeypatch = monkeypatch
+        self.capsys = capsys
         self.tiny = TINY if name == "vanilla_rac" else [*TINY, "--num-eval-policies", "3"]  # vanilla has one policy
+        self.brief = [*self.tiny, *BRIEF]
         self.env = environment(HOME=str(folder.parent))
+
+    @property
+    def run_dir(self) -> Path:
+        """The directory of a run with the arguments `brief`."""
+        return self.folder / "runs" / "run"
 
     def start(self, *arguments: str, **options) -> subprocess.Popen:
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
-        return subprocess.Popen([sys.executable, str(self.script), *map(str, arguments)], cwd=self.folder, env=self.env,
-                                stdin=subprocess.DEVNULL, **options)  # fmt: skip
+        return subprocess.Popen(
+            [sys.executable, str(self.script), *map(str, arguments)],
+            cwd=self.folder,
+            env=self.env,
+            stdin=subprocess.DEVNULL,
+            **options,
+        )
 
     def run(self, *arguments: str, code: int = 0, **options) -> subprocess.CompletedProcess:
         """The script with these arguments, in a process of its own."""
@@ -101,10 +124,10 @@ class CommandLine:
         assert process.returncode == code, f"exit code {process.returncode}, wanted {code}\n{out}\n{err}"
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
-    def call(self, *arguments: str, code: int = 0) -> subprocess.CompletedProcess:
+    def call(self, *arguments: str, code: int | None = 0) -> subprocess.CompletedProcess:
         """The same by its main(), in this process: saves the seconds in which a process starts and imports torch."""
         self.capsys.readouterr()  # what was printed before
-        with self.monkeypatch.context() as patch:
+        with self.monkeypatch.context() as patch, handlers_of_signals():
             patch.chdir(self.folder)
             patch.setattr(sys, "argv", [str(self.script), *map(str, arguments)])
             ended = 0
@@ -113,7 +136,7 @@ class CommandLine:
             except SystemExit as error:
                 ended = error.code
         out, err = self.capsys.readouterr()
-        assert (ended or 0) == code, f"exit code {ended}, wanted {code}\n{out}\n{err}"
+        assert code in (ended or 0, None), f"exit code {ended}, wanted {code}\n{out}\n{err}"
         return subprocess.CompletedProcess(arguments, code, out, err)
 
     def train(self, name: str, *arguments: str, env_id: str = "Hopper-v4") -> Path:
@@ -149,12 +172,28 @@ class CommandLine:
         (self.folder / "release").touch()
 
 
+@contextlib.contextmanager
+def handlers_of_signals():
+    """What a script sets in this process is put back."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def environment(**changes: str) -> dict[str, str]:
     """The environment of a child process: no GPU, no display, no Weights & Biases; toy environments can be imported."""
     hidden = ("WANDB_API_KEY", "WANDB_MODE", "DISPLAY", "MUJOCO_GL", "RAY_ADDRESS")
     path = os.pathsep.join(filter(None, [str(ROOT / "tests"), os.environ.get("PYTHONPATH")]))
-    return {**{k: v for k, v in os.environ.items() if k not in hidden}, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "",
-            "COLUMNS": "120", **changes}  # fmt: skip
+    return {
+        **{k: v for k, v in os.environ.items() if k not in hidden},
+        "PYTHONPATH": path,
+        "CUDA_VISIBLE_DEVICES": "",
+        "COLUMNS": "120",
+        **changes,
+    }
 
 
 @pytest.fixture
@@ -164,6 +203,35 @@ def cli(request, tmp_path, monkeypatch, capsys):
     folder.mkdir()
     monkeypatch.setenv("WANDB_MODE", "offline")
     return CommandLine(folder, getattr(request, "param", "rac_sac"), monkeypatch, capsys)
+
+
+@pytest.fixture
+def toy():
+    """Registers an environment for runs in this process, toy(Counter, length=3), and returns its id.
+
+    Of the environments made under the id, `number` counts from 0; with --eval-workers 0 the first one trains.
+    """
+    import gymnasium
+    import toy_envs
+
+    ids = (f"Toy{i}-v0" for i in itertools.count())
+    registered = []
+
+    def register(entry=toy_envs.Counter, **options) -> str:
+        numbers = itertools.count()
+
+        def make(**more):
+            env = entry(**options, **more)
+            env.unwrapped.number = next(numbers)
+            return env
+
+        registered.append(next(ids))
+        gymnasium.register(registered[-1], make)
+        return registered[-1]
+
+    yield register
+    for env_id in registered:
+        del gymnasium.registry[env_id]
 
 
 @pytest.fixture
@@ -205,6 +273,56 @@ def wait_until(condition, seconds: float = 240.0):
             return value
         time.sleep(0.02)
     raise AssertionError("waited in vain")
+
+
+def sentence_of(result: subprocess.CompletedProcess) -> str:
+    """The one sentence with which a mistake is answered."""
+    (line,) = messages(result.stderr)
+    assert line.startswith("error: "), line
+    assert result.stdout == ""
+    return line
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    """The files of a run directory; its lock may come and go."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file() and path.name != ".lock"}
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file by column."""
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def checkpoint_of(run_dir: Path) -> dict:
+    """The content of a run's checkpoint."""
+    import torch
+
+    return torch.load(run_dir / "checkpoint.pt", weights_only=True)
+
+
+def assert_same_networks(a: Path, b: Path) -> None:
+    """All that learning has changed is the same, bit for bit."""
+    import torch
+
+    first = checkpoint_of(a)["tensors"]
+    second = checkpoint_of(b)["tensors"]
+    assert first.keys() == second.keys()
+    for name in first.keys() - {"metrics"}:  # sums since the last row of train.csv, of which a longer run has others
+        assert torch.equal(first[name], second[name]), name
+
+
+def assert_same_run(a: Path, b: Path, files=("eval.csv", "train.csv")) -> None:
+    """Two runs were the same, bit for bit, but for the time they took."""
+    import torch
+
+    for name in files:
+        assert without_wall_clock(a / name) == without_wall_clock(b / name)
+    assert_same_networks(a, b)
+    first = checkpoint_of(a)
+    second = checkpoint_of(b)
+    for name in ("replay", "obs", "actions", "generator"):
+        assert torch.equal(first[name], second[name]), name
 
 
 def rows_of(path: Path) -> int:

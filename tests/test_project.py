@@ -41,8 +41,13 @@ def arguments_of(name: str) -> set[str]:
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_readme_names_no_argument_that_does_not_exist(name):
     lines = [line for line in (ROOT / "README.md").read_text().splitlines() if f"python {name}.py" in line]
-    used = {flag for line in lines for command in line.split("`") if f"{name}.py" in command
-            for flag in re.findall(r"--[a-z][\w-]*", command)}  # fmt: skip
+    used = {
+        flag
+        for line in lines
+        for command in line.split("`")
+        if f"{name}.py" in command
+        for flag in re.findall(r"--[a-z][\w-]*", command)
+    }
     assert lines and used <= arguments_of(name), used - arguments_of(name)
 
 

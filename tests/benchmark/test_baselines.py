@@ -160,8 +160,9 @@ def test_resume_keeps_what_was_learned(cli):
         assert steps(run_dir / "eval.csv") == [200, 250, 260]
 
 
-@pytest.mark.parametrize("number", [
-    signal.SIGINT, *(pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGTERM, signal.SIGHUP))])  # fmt: skip
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, *(pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGTERM, signal.SIGHUP))]
+)
 def test_signals_write_a_checkpoint(cli, number):
     with cli.held("cut", at=260) as (process, cut):
         cli.holding(process)
@@ -176,19 +177,22 @@ def test_signals_write_a_checkpoint(cli, number):
 
 
 # ----------------------------------------------------------------------------------------------------------------- errors
-@pytest.mark.parametrize("arguments, sentence", [
-    (("--env-id", "Unknown-v0"), "cannot make the environment 'Unknown-v0'"),
-    (("--env-id", "toy_envs:DiscreteAction-v0"), "only a continuous, bounded Box is supported"),
-    (("--total-timesteps", "100"), "total_timesteps is 100; it must be at least learning_starts and batch_size, 200."),
-    (("--buffer-size", "199"), "buffer_size is 199; it must be at least"),
-    (("--seed", "-1"), "seed is -1; it must be greater than or equal to 0"),
-    (("--eval-frequency", "0"), "eval_frequency is 0; it must be greater than 0"),
-    (("--run-name", "../run"), "run_name is '../run'; it must be a plain folder name"),
-    (("--cuda", "True"), "cuda was asked for, but PyTorch finds no CUDA device here"),
-    (("--resume", "nothing"), "nothing/checkpoint.pt does not exist; give the directory of a run"),
-    (("--evaluate", "nothing"), "nothing/checkpoint.pt does not exist; give the directory of a run"),
-    (("--evaluate", "a", "--resume", "b"), "choose one of them"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        (("--env-id", "Unknown-v0"), "cannot make the environment 'Unknown-v0'"),
+        (("--env-id", "toy_envs:DiscreteAction-v0"), "only a continuous, bounded Box is supported"),
+        (("--total-timesteps", "100"), "total_timesteps is 100; it must be at least learning_starts and batch_size, 200."),
+        (("--buffer-size", "199"), "buffer_size is 199; it must be at least"),
+        (("--seed", "-1"), "seed is -1; it must be greater than or equal to 0"),
+        (("--eval-frequency", "0"), "eval_frequency is 0; it must be greater than 0"),
+        (("--run-name", "../run"), "run_name is '../run'; it must be a plain folder name"),
+        (("--cuda", "True"), "cuda was asked for, but PyTorch finds no CUDA device here"),
+        (("--resume", "nothing"), "nothing/checkpoint.pt does not exist; give the directory of a run"),
+        (("--evaluate", "nothing"), "nothing/checkpoint.pt does not exist; give the directory of a run"),
+        (("--evaluate", "a", "--resume", "b"), "choose one of them"),
+    ],
+)
 def test_wrong_arguments(cli, monkeypatch, arguments, sentence):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     result = cli.call(*cli.tiny, *arguments, code=2)
@@ -244,8 +248,22 @@ def test_report_has_a_column(cli, monkeypatch, capsys):
 def test_the_grid_runs_all_baselines(cli):
     pytest.importorskip("ray", reason="benchmark/requirements.txt is not installed")
     names = ("smoke_sac", "smoke_td3", "smoke_tqc", "smoke_tqc20")
-    command = [sys.executable, str(ROOT / "benchmark/run.py"), "--experiment", "smoke", "--env-ids", "InvertedPendulum-v4",
-               "--seeds", "1", "--variants", *names, "--total-timesteps", "300", "--", "--capture-video"]  # fmt: skip
+    command = [
+        sys.executable,
+        str(ROOT / "benchmark/run.py"),
+        "--experiment",
+        "smoke",
+        "--env-ids",
+        "InvertedPendulum-v4",
+        "--seeds",
+        "1",
+        "--variants",
+        *names,
+        "--total-timesteps",
+        "300",
+        "--",
+        "--capture-video",
+    ]
     for said in ("done 4", "4 of 4 runs are finished already"):  # what says how a run is done is for the scripts that have it
         result = subprocess.run(command, cwd=cli.folder, env=environment(HOME=str(cli.folder)), capture_output=True, text=True)
         assert result.returncode == 0 and said in result.stdout, result.stdout + result.stderr

@@ -27,7 +27,7 @@ def needs_ray(test):
 
 ONE = "--experiment smoke --env-ids InvertedPendulum-v4 --variants smoke_rac_sac".split()
 NAME = "InvertedPendulum-v4__smoke_rac_sac__{}"
-LONG = "--total-timesteps 2000 -- --checkpoint-seconds 0.3 --bias-frequency 0".split()
+LONG = "--total-timesteps 2000 -- --checkpoint-seconds 0.3 --snapshot-frequency 0".split()
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ def test_every_experiment_is_what_the_paper_ran(tmp_path, monkeypatch, capsys):
             assert everything.setdefault(args.run_name, line) == line, "one name, two commands"
             assert args.run_name == f"{args.env_id}__{args.exp_name}__{args.seed}" and args.seed in (1, 2)
             plain = module.check_args(module.Args(env_id=args.env_id))
-            args, harmless = module.check_args(args), {"eval_workers", "bias_frequency", "cuda", *experiments.HOUSEKEEPING}
+            args, harmless = module.check_args(args), {"eval_workers", "snapshot_frequency", "cuda", *experiments.HOUSEKEEPING}
             settings = {key: value for key, value in vars(args).items() if key not in harmless and value != vars(plain)[key]}
             changed.setdefault((module.SCRIPT, args.env_id), []).append((args.exp_name, settings, args))
             # The name alone says the settings, which reports and repeated grids rely on.
@@ -155,8 +155,10 @@ def test_every_experiment_is_what_the_paper_ran(tmp_path, monkeypatch, capsys):
             assert {key for key in changed} == {(script, env_id) for env_id in ("Walker2d-v4", "Humanoid-v4")}
             for runs in changed.values():
                 assert sorted(getattr(args, field) for _, _, args in runs) == sorted(values * 2)
-                assert all(set(settings) <= {field} | ({"eval_beta_max"} if field == "train_beta_max" else {"eval_k_max"})
-                           for _, settings, _ in runs)  # fmt: skip
+                assert all(
+                    set(settings) <= {field} | ({"eval_beta_max"} if field == "train_beta_max" else {"eval_k_max"})
+                    for _, settings, _ in runs
+                )
         elif experiment in ("main", "variants"):
             assert {env_id for _, env_id in changed} == set(ENTROPY)
             for (script, env_id), runs in changed.items():
@@ -169,24 +171,27 @@ def test_every_experiment_is_what_the_paper_ran(tmp_path, monkeypatch, capsys):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("arguments, sentence", [
-    (("--variants", "smoke_rac_sac", "sac"), "smoke has no variant sac; it has smoke_rac_itm"),
-    (("--gpus-per-run", "1.5"), "must be at most 1 or a whole number"),
-    (("--", "--seed", "3"), "use --seeds and --first-seed"),
-    (("--", "--track", "--total-timesteps=7"), "use --total-timesteps before --"),
-    (("--", "track"), "'track' after -- belongs to no argument"),
-    (("--run-root", "gpu"), "was made with cuda True, and this grid wants False"),
-    (("--cpus-per-run", "0"), "must be at least 1"),
-    (("--total-timesteps", "0"), "total_timesteps is 0"),
-    (("--experiment", "utd", "--", "--utd", "5"), "utd after -- is what the runs of utd differ in"),
-    (("--run-root", "other"), "was made with utd 7, and this grid wants 1"),
-    (("--run-root", "file"), "run_root file is not a folder"),
-    (("--run-root", "broken"), "has no readable config.json"),
-    (("--", "--gamma", "1" * 200), "has more than 200 characters"),
-    (("--scripts", "missing.py"), "missing.py cannot be read as a Python script: No such file or directory"),
-    (("--scripts", "file"), "has no argument cuda, env_id, evaluate, resume, run_name, run_root, seed, total_timesteps"),
-    (("--scripts", "broken.py"), "broken.py cannot be read as a Python script: expected ':'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        (("--variants", "smoke_rac_sac", "sac"), "smoke has no variant sac; it has smoke_rac_itm"),
+        (("--gpus-per-run", "1.5"), "must be at most 1 or a whole number"),
+        (("--", "--seed", "3"), "use --seeds and --first-seed"),
+        (("--", "--track", "--total-timesteps=7"), "use --total-timesteps before --"),
+        (("--", "track"), "'track' after -- belongs to no argument"),
+        (("--run-root", "gpu"), "was made with cuda True, and this grid wants False"),
+        (("--cpus-per-run", "0"), "must be at least 1"),
+        (("--total-timesteps", "0"), "total_timesteps is 0"),
+        (("--experiment", "utd", "--", "--utd", "5"), "utd after -- is what the runs of utd differ in"),
+        (("--run-root", "other"), "was made with utd 7, and this grid wants 1"),
+        (("--run-root", "file"), "run_root file is not a folder"),
+        (("--run-root", "broken"), "has no readable config.json"),
+        (("--", "--gamma", "1" * 200), "has more than 200 characters"),
+        (("--scripts", "missing.py"), "missing.py cannot be read as a Python script: No such file or directory"),
+        (("--scripts", "file"), "has no argument cuda, env_id, evaluate, resume, run_name, run_root, seed, total_timesteps"),
+        (("--scripts", "broken.py"), "broken.py cannot be read as a Python script: expected ':'"),
+    ],
+)
 def test_wrong_arguments(tmp_path, call, arguments, sentence):
     for root, content in (
         ("other", json.dumps({"script": "rac_sac", "args": {"utd": 7, "num_critics": 3}})),
@@ -251,10 +256,19 @@ def test_names_of_own_scripts(tmp_path, call):
     assert list(two) == [f"Humanoid-v4__my_rac-{digest[:8]}+utd_5__1" for digest in (own, other)]
     steps = [words[words.index("--total-timesteps") + 1] for words in two.values()]
     assert steps == ["7000", "1000000"] and all(words[words.index("--utd") + 1] == "5" for words in two.values())
-    beside = names("--experiment", "variants", "--variants", "rac_sac", "--scripts", str(ROOT / "rac_sac.py"), "rac_sac.py",
-                   "--env-ids", "Hopper-v4")  # fmt: skip
+    beside = names(
+        "--experiment",
+        "variants",
+        "--variants",
+        "rac_sac",
+        "--scripts",
+        str(ROOT / "rac_sac.py"),
+        "rac_sac.py",
+        "--env-ids",
+        "Hopper-v4",
+    )
     assert list(beside) == ["Hopper-v4__rac_sac__1", f"Hopper-v4__rac_sac-{edited[:8]}__1"]  # the repository's own is the variant
-    assert all(words[words.index("--bias-frequency") + 1] == "10000" for words in beside.values())
+    assert all(words[words.index("--snapshot-frequency") + 1] == "10000" for words in beside.values())
     simple = names("--scripts", "simple.py", "named.py", "--", "--capture-video")  # says how a run is done: not for all scripts
     assert ["--capture-video" in words for words in simple.values()] == [False, True]
     assert "give --experiment, which --variants belong to, or --scripts" in call(tmp_path, code=2)[1]
@@ -268,24 +282,38 @@ def test_a_reader_that_has_read_enough(tmp_path):
     assert process.wait(100) == 0 and process.stderr.read() == ""
 
 
-@pytest.mark.parametrize("body, stays_wrong, message", [
-    ("print('error: no such thing'); sys.exit(2)", True, "exit code 2: error: no such thing"),
-    ("run_dir.mkdir(); (run_dir / 'checkpoint.pt').touch(); print('error: it exists already'); sys.exit(2)", False,
-     "it exists already"),  # made by a dying process
-    ("print('error: x is in use by another process.'); sys.exit(2)", False, "in use by another process"),
-    ("raise ValueError('so it is')", False, "exit code 1: ValueError: so it is"),
-    ("os.kill(os.getpid(), 9)", False, "killed by signal 9"),
-    ("pass", False, "exit code 0, but the run is not finished"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "body, stays_wrong, message",
+    [
+        ("print('error: no such thing'); sys.exit(2)", True, "exit code 2: error: no such thing"),
+        (
+            "run_dir.mkdir(); (run_dir / 'checkpoint.pt').touch(); print('error: it exists already'); sys.exit(2)",
+            False,
+            "it exists already",
+        ),  # made by a dying process
+        ("print('error: x is in use by another process.'); sys.exit(2)", False, "in use by another process"),
+        ("raise ValueError('so it is')", False, "exit code 1: ValueError: so it is"),
+        ("os.kill(os.getpid(), 9)", False, "killed by signal 9"),
+        ("pass", False, "exit code 0, but the run is not finished"),
+    ],
+)
 def test_how_an_attempt_ends(tmp_path, body, stays_wrong, message):
     """An attempt always ends, and says how; old messages in the log are not its own."""
     pytest.importorskip("filelock")
     run_dir, script = tmp_path / "run", tmp_path / "script.py"
     script.write_text(f"import os, pathlib, sys\nrun_dir = pathlib.Path({str(run_dir)!r})\n{body}\n")
     (tmp_path / "run.log").write_text("error: of an earlier attempt\n")
-    wanted = {"run_dir": str(run_dir), "script": str(script), "arguments": [], "cpus": 1, "steps": 5, "evaluates": True,
-              "sha256": hashlib.sha256(script.read_bytes()).hexdigest(), "driver": "--- test: ",
-              "stop_file": str(tmp_path / "stop")}  # fmt: skip
+    wanted = {
+        "run_dir": str(run_dir),
+        "script": str(script),
+        "arguments": [],
+        "cpus": 1,
+        "steps": 5,
+        "evaluates": True,
+        "sha256": hashlib.sha256(script.read_bytes()).hexdigest(),
+        "driver": "--- test: ",
+        "stop_file": str(tmp_path / "stop"),
+    }
     if stays_wrong:
         assert job.run_job(wanted) == message
         assert "script.py has changed since this grid was started" in job.run_job({**wanted, "sha256": "another"})
@@ -298,7 +326,7 @@ def test_how_an_attempt_ends(tmp_path, body, stays_wrong, message):
 @needs_ray
 def test_a_grid_of_tiny_runs(tmp_path):
     """Two runs to their end, each evaluated; the same command again does nothing; the report shows them."""
-    command = (*ONE, "--seeds", "2", "--", "--bias-frequency", "0")
+    command = (*ONE, "--seeds", "2", "--", "--snapshot-frequency", "0")
     out, _ = run(tmp_path, *command)
     assert all(f"done: {NAME.format(seed)}" in out for seed in (1, 2))
     assert "done 2 · running 0 · waiting 0 · failed 0 of 2 · 100.0%" in out
@@ -319,8 +347,18 @@ def test_a_grid_of_an_own_script(tmp_path):
     """Its runs are its own, finished ones are left alone, and another version of the file does not go on with them."""
     digest = own_copy(tmp_path / "my_rac.py", "gamma: Share = 0.99", "gamma: Share = 0.9")
     flags = experiments.TINY.replace("--total-timesteps 500 ", "").split()
-    command = ("--scripts", "my_rac.py", "--env-ids", "InvertedPendulum-v4", "--seeds", "1", "--total-timesteps", "500", "--",
-               *flags)  # fmt: skip
+    command = (
+        "--scripts",
+        "my_rac.py",
+        "--env-ids",
+        "InvertedPendulum-v4",
+        "--seeds",
+        "1",
+        "--total-timesteps",
+        "500",
+        "--",
+        *flags,
+    )
     out, _ = run(tmp_path, *command)
     (run_dir,) = (path for path in (tmp_path / "runs").iterdir() if path.is_dir())
     assert run_dir.name.startswith("InvertedPendulum-v4__my_rac+") and f"done: {run_dir.name}" in out
@@ -344,8 +382,12 @@ def test_impossible_resources(tmp_path):
 def test_killed_script_and_killed_ray_worker_are_retried(tmp_path):
     """Both go on from their checkpoints, to the same numbers as an undisturbed run; the script dies with its worker."""
     process = start(tmp_path, *ONE, "--seeds", "2", *LONG)
-    scripts = {seed: wait_until(lambda s=seed: last_step(tmp_path / "runs" / NAME.format(s) / "train.csv") > 300
-                                and scripts_of(tmp_path, s)) for seed in (1, 2)}  # fmt: skip
+    scripts = {
+        seed: wait_until(
+            lambda s=seed: last_step(tmp_path / "runs" / NAME.format(s) / "train.csv") > 300 and scripts_of(tmp_path, s)
+        )
+        for seed in (1, 2)
+    }
     os.kill(scripts[1][0], signal.SIGKILL)
     os.kill(parent(scripts[2][0]), signal.SIGKILL)  # the Ray worker
     wait_until(lambda: not Path(f"/proc/{scripts[2][0]}").exists(), 60)
@@ -408,7 +450,7 @@ def test_stopped_and_killed_driver_goes_on(tmp_path):
 @needs_ray
 def test_a_run_that_keeps_dying_is_given_up_and_the_others_go_on(tmp_path):
     choice = "--variants smoke_vanilla_rac --env-ids toy_envs:Deadly-v0 Pendulum-v1 toy_envs:Unknown-v0 --seeds 1 --retries 1"
-    out, err = run(tmp_path, "--experiment", "smoke", *choice.split(), "--", "--bias-frequency", "0", code=1)
+    out, err = run(tmp_path, "--experiment", "smoke", *choice.split(), "--", "--snapshot-frequency", "0", code=1)
     assert "done: Pendulum-v1__smoke_vanilla_rac__1" in out and "failed 2 of 3" in out
     assert out.count("retry 1 of 1: toy_envs_Deadly-v0") == 1 and "retry 1 of 1: toy_envs_Unknown" not in out  # it stays wrong
     assert "failed: toy_envs_Deadly-v0__smoke_vanilla_rac__1: killed by signal 9" in err
@@ -419,12 +461,27 @@ def test_a_run_that_keeps_dying_is_given_up_and_the_others_go_on(tmp_path):
 @needs_ray
 def test_existing_cluster(tmp_path):
     """--address reaches a cluster that was started before, and leaves it running."""
-    cheap = ("--", "--bias-frequency", "0")
+    cheap = ("--", "--snapshot-frequency", "0")
     ray, port = str(Path(sys.executable).with_name("ray")), 20_000 + os.getpid() % 2_900  # Ray itself takes 23,000 to 24,000
     env = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "HOME": str(tmp_path)}  # Ray keeps its token in the home folder
-    head = subprocess.Popen([ray, "start", "--head", "--block", f"--port={port}", "--ray-client-server-port", str(port + 1),
-                             "--include-dashboard=false", "--num-cpus=2"], env=env, start_new_session=True, text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
+    head = subprocess.Popen(
+        [
+            ray,
+            "start",
+            "--head",
+            "--block",
+            f"--port={port}",
+            "--ray-client-server-port",
+            str(port + 1),
+            "--include-dashboard=false",
+            "--num-cpus=2",
+        ],
+        env=env,
+        start_new_session=True,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     try:
         for address, *more in ((f"127.0.0.1:{port}",), (f"ray://127.0.0.1:{port + 1}", "--total-timesteps", "600")):
             deadline = time.time() + 120

@@ -49,28 +49,54 @@ def arguments_of(script: str, exp_name: str, env_id: str) -> dict:
     return vars(args)
 
 
-def make_run(root: Path, exp_name: str, env_id: str, seed: int, returns: dict[int, float], script="rac_sac", bias=False,
-             total=None, tracked=False, fresh=None, sha256="a", **arguments) -> Path:  # fmt: skip
+def make_run(
+    root: Path,
+    exp_name: str,
+    env_id: str,
+    seed: int,
+    returns: dict[int, float],
+    script="rac_sac",
+    bias=False,
+    total=None,
+    tracked=False,
+    fresh=None,
+    sha256="a",
+    **arguments,
+) -> Path:
     """A run directory whose best return at each step is given; the other policies get half of it."""
     path, condition = root / f"{env_id}__{exp_name}__{seed}", CONDITION.get(script, "beta")
     path.mkdir(parents=True)
-    args = {**arguments_of(script, exp_name, env_id), "exp_name": exp_name, "env_id": env_id, "seed": seed,
-            "total_timesteps": total or max(returns), "wandb_project_name": "project", "wandb_entity": "team"}  # fmt: skip
+    args = {
+        **arguments_of(script, exp_name, env_id),
+        "exp_name": exp_name,
+        "env_id": env_id,
+        "seed": seed,
+        "total_timesteps": total or max(returns),
+        "wandb_project_name": "project",
+        "wandb_entity": "team",
+    }
     for name, value in arguments.items():
         args.update({name: value, **({f"eval_{condition}_max": value} if name == f"train_{condition}_max" else {})})
     largest = args["beta"] if script == "vanilla_rac" else args.get(f"eval_{condition}_max", 0.8)
     betas = [f"{largest:.6g}"] if script == "vanilla_rac" else [f"{largest * i / 12:.6g}" for i in range(1, 13)]
-    config = {"script": script, "script_sha256": sha256, "args": args, "git_commit": "0123456789abcdef-dirty",
-              "device": "a machine"}  # fmt: skip
+    config = {
+        "script": script,
+        "script_sha256": sha256,
+        "args": args,
+        "git_commit": "0123456789abcdef-dirty",
+        "device": "a machine",
+    }
     (path / "config.json").write_text(json.dumps(config))
     rows = []
     for step, best in returns.items():
-        row = {"best_return": best, "best_return_std": 1, f"best_{condition}": betas[-1], "bias_mean": seed if bias else "",
-               "bias_std": 2 * seed if bias else ""}  # fmt: skip
+        row = {"best_return": best, "best_return_std": 1, f"best_{condition}": betas[-1]}
         row |= {f"return_{b}": best if b == betas[-1] else best / 2 for b in betas}
         row |= {} if script == "rac_td3" else {f"alpha_{b}": 1 / step for b in betas}
         rows.append({"global_step": step, "charts/wall_seconds": step / 10, **{f"eval/{k}": v for k, v in row.items()}})
     write_csv(path / "eval.csv", rows)
+    if bias:
+        measured = {"eval/bias_mean": seed, "eval/bias_std": 2 * seed}
+        write_csv(path / "bias.csv", [{"global_step": step, **measured} for step in returns])
     row = {"charts/SPS": 5, "losses/qf_loss": ""}
     write_csv(path / "train.csv", [{"global_step": step + 7000, "charts/wall_seconds": step, **row} for step in returns])
     if fresh is not None:
@@ -174,8 +200,11 @@ def test_numbers(tmp_path, report):
 def published_rows(env_id: str, algorithm: str) -> dict[int, tuple[float, float]]:
     """step -> (mean, std) of benchmark/published."""
     with open(ROOT / "benchmark/published/gym_v4_curves.csv") as file:
-        return {int(row["env_steps"]): (float(row["mean_return"]), float(row["std_return"])) for row in csv.DictReader(file)
-                if (row["env_id"], row["algorithm"]) == (env_id, algorithm)}  # fmt: skip
+        return {
+            int(row["env_steps"]): (float(row["mean_return"]), float(row["std_return"]))
+            for row in csv.DictReader(file)
+            if (row["env_id"], row["algorithm"]) == (env_id, algorithm)
+        }
 
 
 def test_seeds_without_a_common_step(tmp_path, report):
@@ -186,7 +215,9 @@ def test_seeds_without_a_common_step(tmp_path, report):
     assert "2 runs of 1 algorithm" in text
     fresh = next(t for t in tables(text) if "beta*'s return on fresh episodes" in t[0])
     assert [(row["step"], row["seeds"], row["beta*'s return on fresh episodes"]) for row in fresh] == [
-        ("300", "1", "6"), ("400", "1", "7")]  # fmt: skip
+        ("300", "1", "6"),
+        ("400", "1", "7"),
+    ]
 
 
 def test_beside_published_results(tmp_path, report):
@@ -274,8 +305,11 @@ def test_probabilities_and_long_labels(tmp_path):
 
 def test_settings_that_all_runs_share_stand_once(tmp_path, report):
     root, shared = tmp_path / "runs", {"utd": 5, "batch_size": 64}
-    for name, script, extra in (("rac_sac+batch_size_64+utd_5", "rac_sac", {}), ("redq+batch_size_64+utd_5", "vanilla_rac", {}),
-                                ("rac_sac+batch_size_64+tau_0.1+utd_5", "rac_sac", {"tau": 0.1})):  # fmt: skip
+    for name, script, extra in (
+        ("rac_sac+batch_size_64+utd_5", "rac_sac", {}),
+        ("redq+batch_size_64+utd_5", "vanilla_rac", {}),
+        ("rac_sac+batch_size_64+tau_0.1+utd_5", "rac_sac", {"tau": 0.1}),
+    ):
         make_run(root, name, "Hopper-v4", 1, {5000: 1, 6000: 2}, script=script, **shared, **extra)
     _, err, text = report("runs")
     ours = [r["algorithm"] for r in tables(text)[0] if "paper only" not in r["algorithm"]]
@@ -295,8 +329,10 @@ def test_an_algorithm_without_a_family(tmp_path, report):
     config = json.loads((path / "config.json").read_text())
     config["args"] = {name: config["args"][name] for name in ("env_id", "exp_name", "seed", "total_timesteps")}
     (path / "config.json").write_text(json.dumps(config))
-    rows = [{"global_step": step, "charts/wall_seconds": 1, "eval/best_return": 5 * step / 1000, "eval/best_return_std": 1}
-            for step in (5000, 6000)]  # fmt: skip
+    rows = [
+        {"global_step": step, "charts/wall_seconds": 1, "eval/best_return": 5 * step / 1000, "eval/best_return_std": 1}
+        for step in (5000, 6000)
+    ]
     write_csv(path / "eval.csv", rows)
     _, err, text = report("runs")
     found = tables(text)
@@ -324,9 +360,21 @@ def test_all_figures_and_one_html_file(tmp_path, report):
     out, err, text = report("runs")
     assert err == "" and "14 runs" in out
     names = re.findall(r"!\[.*\]\((.*)\)", text)
-    wanted = {"learning_curves", "variants", "bias_mean", "bias_std", "iqm", "probability_of_improvement", "ablation_utd",
-              "ablation_warmup", *(f"{kind}_rac_{a}" for kind in ("return_per_beta", "best_beta") for a in ("sac", "td3")),
-              "temperature_rac_sac", "return_per_k_rac_itm", "best_k_rac_itm", "temperature_rac_itm"}  # fmt: skip
+    wanted = {
+        "learning_curves",
+        "variants",
+        "bias_mean",
+        "bias_std",
+        "iqm",
+        "probability_of_improvement",
+        "ablation_utd",
+        "ablation_warmup",
+        *(f"{kind}_rac_{a}" for kind in ("return_per_beta", "best_beta") for a in ("sac", "td3")),
+        "temperature_rac_sac",
+        "return_per_k_rac_itm",
+        "best_k_rac_itm",
+        "temperature_rac_itm",
+    }
     assert wanted <= {name.removesuffix(".png") for name in names}
     for name in names:
         path = tmp_path / "out" / name
@@ -335,7 +383,9 @@ def test_all_figures_and_one_html_file(tmp_path, report):
     drawn = re.findall(r'src="data:image/svg\+xml;base64,([^"]*)"', page)
     assert len(drawn) == len(names) == page.count("src=") and all(b"<svg" in base64.b64decode(text) for text in drawn)
     assert set(re.findall(r'href="([^"]*)"', page)) == {  # nothing else outside the file
-        "https://arxiv.org/abs/2110.09712", "https://doi.org/10.3389/fnbot.2022.1081242"}  # fmt: skip
+        "https://arxiv.org/abs/2110.09712",
+        "https://doi.org/10.3389/fnbot.2022.1081242",
+    }
     assert page.count("<table>") == len(tables(text))
     assert '<td style="text-align:right">70 ± 0</td>' in page and '<td style="text-align:left">RAC-SAC</td>' in page
     curves = next(t for t in tables(text) if "return" in t[0] and "paper" in t[0])
@@ -387,8 +437,10 @@ def test_ablations_of_what_the_evaluation_follows(tmp_path, report):
     _, err, text = report("runs")
     found = tables(text)
     assert err == "" and [r["algorithm"] for r in found[0] if "paper only" not in r["algorithm"]] == ["RAC-SAC", "RAC-ITM"]
-    for caption, rows in (("RAC-SAC, varied: a", [("a = 0.4", "4 ± 0"), ("a = 0.8", "2 ± 0")]),
-                          ("RAC-ITM, varied: a", [("a = 2", "2 ± 0"), ("a = 3", "6 ± 0")])):  # fmt: skip
+    for caption, rows in (
+        ("RAC-SAC, varied: a", [("a = 0.4", "4 ± 0"), ("a = 0.8", "2 ± 0")]),
+        ("RAC-ITM, varied: a", [("a = 2", "2 ± 0"), ("a = 3", "6 ± 0")]),
+    ):
         panel = next(t for t in found if caption in t[0])
         assert [(r[caption], r["return"]) for r in panel] == rows
 
@@ -484,9 +536,23 @@ def test_what_cannot_be_used_is_named(tmp_path, report):
     assert all(line.startswith("warning: ") for line in lines) and "Traceback" not in err
     used = [row["run directory"] for row in next(t for t in tables(text) if "run directory" in t[0])]
     names = {Path(name).name for name in used}
-    used_names = ("rac_sac__1", "rac_sac__2", "other__1", "other__2", "cut__1", "rotten__1", "far__1", "odd__1",
-                  "copied train.csv__1", "copied evaluate.csv__1", "early__1", "a$_$__1", "a___1", "edited__1",
-                  "edited__2")  # fmt: skip
+    used_names = (
+        "rac_sac__1",
+        "rac_sac__2",
+        "other__1",
+        "other__2",
+        "cut__1",
+        "rotten__1",
+        "far__1",
+        "odd__1",
+        "copied train.csv__1",
+        "copied evaluate.csv__1",
+        "early__1",
+        "a$_$__1",
+        "a___1",
+        "edited__1",
+        "edited__2",
+    )
     assert names == {f"Hopper-v4__{n}" for n in used_names}
     assert "1,000 of 9,000, unfinished" in text and "other [utd 3]" in text and "other [utd 4]" in text
 
@@ -537,14 +603,18 @@ def test_published_specification(tmp_path, whole):
             values = {f["key"]["name"]: f["value"] for f in run_set["filters"]["filters"]}
             assert [g["name"] for g in run_set["grouping"]] == ["exp_name.value"] and "project" not in run_set
             shown.append((run_set["name"], values["exp_name"], values["env_id"]))
-    assert shown == [("RAC-SAC", "rac_sac", "Ant-v4"), ("REDQ", "redq", "Ant-v4"), ("RAC-SAC", "rac_sac", "Ant-v4"),
-                     ("RAC-ITM", "rac_itm", "Hopper-v4"), ("SAC", "sac", "Hopper-v4"),
-                     ("RAC-ITM", "rac_itm", "Hopper-v4")]  # fmt: skip
+    assert shown == [
+        ("RAC-SAC", "rac_sac", "Ant-v4"),
+        ("REDQ", "redq", "Ant-v4"),
+        ("RAC-SAC", "rac_sac", "Ant-v4"),
+        ("RAC-ITM", "rac_itm", "Hopper-v4"),
+        ("SAC", "sac", "Hopper-v4"),
+        ("RAC-ITM", "rac_itm", "Hopper-v4"),
+    ]
     panels = [{p["config"]["chartTitle"]: p["config"] for p in grid["panelBankSectionConfig"]["panels"]} for grid in grids]
     best = panels[0]["return of the best policy"]
     assert best["metrics"] == ["eval/best_return"] and best["xAxis"] == "global_step"
     assert (best["groupAgg"], best["groupArea"]) == ("mean", "stddev")
-    assert panels[0]["mean of normalised value bias"]["metrics"] == ["eval/bias_mean"]
     assert panels[1]["return per beta"]["metrics"] == [f"eval/return_{b}" for b in BETAS]
     assert panels[1]["temperature per beta"]["metrics"] == [f"eval/alpha_{b}" for b in BETAS]
     assert panels[3]["best k"]["metrics"] == ["eval/best_k"]

@@ -54,8 +54,11 @@ def test_throughput_of_all_scripts(tmp_path):
 
 
 def test_throughput_refuses_what_is_not_there(tmp_path):
-    for flags, sentence in ((("--scripts", "rac_sad"), "there is no script rac_sad.py"), (("--cuda", "True"), "no CUDA device"),
-                            (("--modes", "compile+graph"), "graphs need a GPU")):  # fmt: skip
+    for flags, sentence in (
+        (("--scripts", "rac_sad"), "there is no script rac_sad.py"),
+        (("--cuda", "True"), "no CUDA device"),
+        (("--modes", "compile+graph"), "graphs need a GPU"),
+    ):
         error = run("throughput.py", *SIZES, *flags, folder=tmp_path, code=2)
         assert error.startswith("error: ") and sentence in error and error.count("\n") == 1
 
@@ -76,8 +79,10 @@ def test_evaluation_cost(tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------- a machine with a GPU
-TRAIN = ("--no-compile --cuda False --total-timesteps 500 --learning-starts 200 --q-lr-warmup-end 300 --batch-size 32 "
-         "--hidden-dim 8 --utd 1 --num-critics 3 --buffer-size 500 --eval-frequency 100 --eval-episodes 2").split()  # fmt: skip
+TRAIN = (
+    "--no-compile --cuda False --total-timesteps 500 --learning-starts 200 --q-lr-warmup-end 300 --batch-size 32 "
+    "--hidden-dim 8 --utd 1 --num-critics 3 --buffer-size 500 --eval-frequency 100 --eval-episodes 2"
+).split()
 
 
 @pytest.mark.slow

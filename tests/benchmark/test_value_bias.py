@@ -1,0 +1,167 @@
+"""The normalised value bias: in closed form, and from the snapshots of a run through the command line."""
+
+import csv
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import toy_envs
+from conftest import ROOT, environment
+
+import rac_sac
+
+sys.path.insert(0, str(ROOT / "benchmark"))
+import value_bias
+
+GAMMA, ALPHA, LOG_PROB, Q = 0.9, 0.2, -0.5, 10.0
+
+
+class ByHand:
+    """A policy that plays 0 with a known log-probability, and a Q that is the same everywhere."""
+
+    alpha = ALPHA
+    args = SimpleNamespace(gamma=GAMMA)
+
+    def act(self, obs, noise, continuing):
+        return np.zeros((len(obs), 1), np.float32), np.full(len(obs), LOG_PROB)
+
+    def mean_q(self, obs, action):
+        return np.full(len(obs), Q)
+
+
+def soft_return(steps: int) -> float:
+    """Reward 1 in each step, and from the second on -alpha * log_prob."""
+    return sum(GAMMA**t * (1 - (ALPHA * LOG_PROB if t else 0)) for t in range(steps))
+
+
+@pytest.fixture(params=["termination", "truncation"])
+def make_env(request, monkeypatch):
+    """Environments with episodes of 7 steps, which end themselves in either way and refuse a step after their end."""
+
+    class Strict(toy_envs.Counter):
+        def step(self, action):
+            assert self.count < self.length, "stepped past the end"
+            return super().step(action)
+
+    def make(*arguments, **options):
+        env = Strict(ends=request.param)
+        env.spec = SimpleNamespace(id="Counter-v0")
+        return env
+
+    monkeypatch.setattr(rac_sac.gym, "make", make)
+    return lambda: rac_sac.FlatEnv("Counter-v0")
+
+
+def test_monte_carlo_return(make_env):
+    """Two steps lead to the pair, so that the pair's own step and four after it remain of an episode."""
+    actions = list(np.zeros((3, 1), np.float32))
+    envs = [make_env() for _ in range(4)]
+    value = value_bias.monte_carlo_return(ByHand(), envs, 3, actions, 1500, np.random.default_rng(0))
+    assert value == pytest.approx(soft_return(5))
+    value = value_bias.monte_carlo_return(ByHand(), envs, 3, actions, 2, np.random.default_rng(0))
+    assert value == pytest.approx(soft_return(2))
+
+
+def test_value_bias(make_env):
+    """Pairs are steps 1 to 7 of episodes in turn: mean and population std follow from the chosen ones."""
+    sizes = value_bias.Sizes()
+    mean, std = value_bias.measure(ByHand(), make_env(), [make_env() for _ in range(2)], sizes, seed=11)
+    rng = np.random.default_rng(11)
+    rng.standard_normal((100, 1), np.float32)  # one noise for each pair
+    returns = np.array([soft_return(7 - i % 7) for i in rng.choice(100, 20, replace=False)])
+    bias = (Q - returns) / abs(returns.mean())
+    assert mean == pytest.approx(bias.mean())
+    assert std == pytest.approx(bias.std())
+
+
+def snapshot_of(module, **changes) -> dict:
+    """A snapshot of untrained networks, as a run writes it."""
+    args = module.check_args(module.Args(num_critics=3, hidden_dim=8, **changes), 3)
+    learner = module.Learner(args, 11, 3, torch.device("cpu"))
+    return {
+        "args": vars(args),
+        "obs_dim": 11,
+        "bounds": torch.tensor([[-1.0] * 3, [1.0] * 3]),
+        "alphas": module.alphas(learner, module.eval_conditions(args)),
+        "actor": learner.copy_of("actor"),
+        "critic": learner.copy_of("critic"),
+    }
+
+
+@pytest.mark.parametrize("name", ["rac_sac", "rac_td3", "vanilla_rac", "rac_itm"])
+def test_what_is_measured_is_the_script_s_own(name):
+    """Actions, log-probabilities and Q of a snapshot, against the networks themselves in float64."""
+    module = value_bias.load_script(ROOT / f"{name}.py")
+    subject = value_bias.Subject(module, snapshot_of(module), index=0)
+    rng = np.random.default_rng(0)
+    obs = rng.standard_normal((5, 11), np.float32)
+    noise = rng.standard_normal((5, 3), np.float32)
+    action, log_prob = subject.act(obs, noise, continuing=False)
+    continued, _ = subject.act(obs, noise, continuing=True)
+    seen = [] if name == "vanilla_rac" else [torch.full((5, 1), np.log(subject.condition), dtype=torch.float64)]
+    with torch.no_grad():
+        output = subject.actor.double()(torch.tensor(obs).double(), *seen)
+        q = subject.critic.double()(torch.tensor(obs).double(), torch.tensor(action).double(), *seen).mean(0).numpy()
+    if name == "rac_td3":
+        np.testing.assert_allclose(action, np.clip(output.numpy() + 0.1 * noise, -1, 1), atol=1e-5)
+        np.testing.assert_allclose(continued, output.numpy(), atol=1e-5)
+        assert subject.alpha == 0
+    else:
+        mean, log_std = (part.numpy() for part in output)
+        u = mean + np.exp(log_std) * noise
+        density = -0.5 * noise.astype(float) ** 2 - log_std - 0.5 * np.log(2 * np.pi) - np.log1p(-(np.tanh(u) ** 2))
+        np.testing.assert_allclose(action, np.tanh(u), atol=1e-5)
+        np.testing.assert_allclose(continued, action)
+        np.testing.assert_allclose(log_prob, density.sum(1), rtol=1e-4, atol=1e-4)
+        assert subject.alpha > 0
+    subject.actor.float(), subject.critic.float()
+    np.testing.assert_allclose(subject.mean_q(obs, action), q, atol=1e-5)
+
+
+# ------------------------------------------------------------------------------------------------------ the command line
+SMALL = ("--pairs", "6", "--chosen", "3", "--continuations", "2", "--max-steps", "30")
+
+
+@pytest.fixture
+def measure(tmp_path):
+    """measure(run, *arguments) runs value_bias.py and returns its output and the rows of bias.csv."""
+
+    def run(path, *arguments, code=0):
+        command = [sys.executable, str(ROOT / "benchmark/value_bias.py"), str(path), "--workers", "1", *arguments]
+        result = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300)
+        assert result.returncode == code, result.stderr
+        if not (path / "bias.csv").exists():
+            return result.stdout + result.stderr, []
+        with open(path / "bias.csv", newline="") as file:
+            return result.stdout + result.stderr, list(csv.DictReader(file))
+
+    return run
+
+
+def test_bias_of_a_run(cli, measure):
+    """A row for each snapshot with an evaluation; the same command measures only what is new, other sizes begin anew."""
+    run = cli.train("run", "--total-timesteps", "300", "--snapshot-frequency", "100")
+    _, rows = measure(run, *SMALL)
+    assert [row["global_step"] for row in rows] == ["200", "300"]
+    assert all(np.isfinite(float(row[name])) for row in rows for name in ("eval/bias_mean", "eval/bias_std"))
+    assert [row["max_steps"] for row in rows] == ["30", "30"]
+    with open(run / "eval.csv") as file:
+        assert [row["eval/best_beta"] for row in csv.DictReader(file)] == [row["eval/best_beta"] for row in rows]
+    lines = (run / "bias.csv").read_text().splitlines(keepends=True)
+    (run / "bias.csv").write_text("".join(lines[:2]).replace(rows[0]["eval/bias_mean"], "7.5"))
+    _, again = measure(run, *SMALL)
+    assert again[0]["eval/bias_mean"] == "7.5" and again[1] == rows[1]
+    (run / "snapshots/step-300.pt").unlink()
+    _, others = measure(run, *SMALL[:-1], "29")
+    assert [row["global_step"] for row in others] == ["200"] and others[0]["max_steps"] == "29"
+
+
+def test_what_cannot_be_measured(cli, measure, tmp_path):
+    run = cli.train("run", "--total-timesteps", "205")
+    assert "has no snapshots" in measure(run, code=2)[0]
+    assert "has no readable config.json" in measure(tmp_path, code=2)[0]
+    assert "chosen is 9" in measure(run, "--pairs", "6", "--chosen", "9", code=2)[0]
+    assert "max_steps is 0" in measure(run, "--max-steps", "0", code=2)[0]

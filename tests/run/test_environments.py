@@ -1,0 +1,280 @@
+"""What an environment may be, and what becomes of what it returns: episodes, ends, bounds, spaces, odd numbers."""
+
+import os
+import warnings
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from conftest import checkpoint_of, files_in, messages, read_rows, rows_of, sentence_of
+from toy_envs import Counter, Lottery, Moving, NoActionSpace, OldInterface, Spaces
+
+import rac_sac
+
+
+def replay_of(cli, env_id: str) -> np.ndarray:
+    cli.call("--env-id", env_id, *cli.brief)
+    return checkpoint_of(cli.run_dir)["replay"].numpy()
+
+
+# --------------------------------------------------------------------------------------------------------------- episodes
+@pytest.mark.parametrize("ends,terminated_at_end", [("truncation", 0.0), ("termination", 1.0)])
+def test_the_last_row_of_an_episode(cli, toy, ends, terminated_at_end):
+    """It holds the episode's own last observation, 7, not the next one's first; only termination stops the bootstrap."""
+    obs, _, reward, terminated, next_obs = replay_of(cli, toy(ends=ends)).T
+    steps = np.arange(60)
+    np.testing.assert_array_equal(obs, steps % 7)
+    np.testing.assert_array_equal(next_obs, steps % 7 + 1)
+    np.testing.assert_array_equal(terminated, np.where(steps % 7 == 6, terminated_at_end, 0.0))
+    np.testing.assert_array_equal(reward, 1.0)
+
+
+def test_an_environment_is_never_stepped_past_its_end(cli, toy):
+    """It asserts so itself, in training and in evaluations of episodes of different lengths."""
+
+    def of_random_length(env):
+        env.over = env.count >= 1 + env.total % 5
+        return {"truncated": env.over}
+
+    cli.call("--env-id", toy(change=of_random_length, ends="never"), *cli.brief)
+    assert checkpoint_of(cli.run_dir)["state"]["step"] == 60
+
+
+@pytest.mark.parametrize("value", [1, True, np.array([True]), np.float64(1.0)], ids=repr)
+def test_terminated_in_another_type(cli, toy, value):
+    """What equals True is True, also as a number or an array."""
+    terminated = replay_of(cli, toy(length=3, ends="never", change=last_step_of_three(terminated=value)))[:, 3]
+    np.testing.assert_array_equal(terminated, np.arange(60) % 3 == 2)
+
+
+def last_step_of_three(**change):
+    def last_step(env):
+        env.over = env.count == 3
+        return change if env.over else {}
+
+    return last_step
+
+
+@pytest.mark.parametrize("name", ["terminated", "truncated"])
+@pytest.mark.parametrize("value", [2, 0.3, None, "no", np.array([True, False])], ids=repr)
+def test_an_end_that_is_neither_true_nor_false(cli, toy, name, value):
+    """Refused before it is stored; names the value."""
+    line = sentence_of(cli.call("--env-id", toy(change=last_step_of_three(**{name: value})), *cli.brief, code=1))
+    assert f"{name} = {value!r}" in line
+    assert "stopped at step 2" in line
+
+
+@pytest.mark.parametrize("env_id", ["Hopper-v4", "Ant-v4", "Humanoid-v4", "Walker2d-v5", "Pendulum-v1"])
+def test_replay_of_an_episode_is_exact(env_id):
+    """An episode's seed and actions give its observations, whatever the environment has played before."""
+    fresh = rac_sac.FlatEnv(env_id)
+    used = rac_sac.FlatEnv(env_id)
+    used.reset(seed=5)
+    used.step(np.ones(used.action_dim, np.float32))
+    observations = []
+    for env in (fresh, used):
+        rng = np.random.default_rng(1)
+        observations.append([env.reset(seed=7)[0]])
+        for _ in range(30):
+            observations[-1].append(env.step(rng.uniform(-1, 1, env.action_dim).astype(np.float32))[0])
+    np.testing.assert_array_equal(*observations)
+
+
+def test_resume_says_when_it_cannot_be_exact(cli, toy):
+    cli.call("--env-id", toy(Lottery), *cli.brief)
+    assert "not deterministic" in cli.call("--resume", cli.run_dir, "--total-timesteps", "70").stderr
+
+
+# ----------------------------------------------------------------------------------------------------------------- bounds
+BOUNDS = [(-1, 0.2), (0.1, 0.4), (-0.0175, 3.7525), (-1e6, 1e6), (0.3, 0.3), (-2, 4)]
+
+
+@pytest.mark.parametrize("low,high", BOUNDS)
+def test_actions_stay_within_bounds(cli, toy, low, high):
+    """The environment asserts action_space.contains in every step; a component without a choice is its only value."""
+    cli.call("--env-id", toy(low=(low, -1), high=(high, 1)), *cli.brief)
+    assert rows_of(cli.run_dir / "eval.csv") == 3
+
+
+@pytest.mark.parametrize("low,high", BOUNDS)
+def test_actions_reach_their_bounds(toy, low, high):
+    """-1, 0 and 1 are the lower bound, the middle and the upper bound."""
+    seen = []
+    env = rac_sac.FlatEnv(toy(low=(low,), high=(high,)))
+    env.unwrapped.step = lambda action: (seen.append(action), Counter.step(env.unwrapped, action))[1]
+    env.reset(seed=0)
+    for action in (-1.0, 0.0, 1.0):
+        env.step(np.array([action], np.float32))
+    np.testing.assert_allclose(np.concatenate(seen), [low, (low + high) / 2, high], rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_rounding_does_not_leave_the_bounds(dtype):
+    """All bounds with one decimal from -3 to 3, at -1, 1 and random actions."""
+    values = np.arange(-30, 31) / 10
+    low, high = (part.ravel().astype(dtype) for part in np.meshgrid(values, values))
+    low, high = low[low <= high], high[low <= high]
+    random = np.random.default_rng(0).uniform(-1, 1, (20, len(low)))
+    for action in (-np.ones(len(low)), np.ones(len(low)), *random):
+        own = rac_sac.to_bounds(action.astype(np.float32), low, high)
+        assert own.dtype == dtype
+        assert (low <= own).all()
+        assert (own <= high).all()
+
+
+# ----------------------------------------------------------------------------------------------------------------- spaces
+@pytest.mark.parametrize("env_id", ["Pendulum-v1", "Ant-v4", "Humanoid-v5"])
+def test_environments_of_gymnasium(cli, env_id):
+    cli.call("--env-id", env_id, *cli.brief, "--eval-frequency", "30", "--eval-episodes", "1", "--num-eval-policies", "1")
+    assert rows_of(cli.run_dir / "eval.csv") == 2
+
+
+def test_no_warnings():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        env = rac_sac.FlatEnv("Ant-v4")
+        obs, _ = env.reset(seed=0)
+        env.step(np.zeros(8, np.float32))
+    assert env.obs_dim == 27
+    assert obs.dtype == np.float32
+    assert obs.shape == (27,)
+
+
+def test_dict_observations_are_flattened(cli, toy):
+    assert replay_of(cli, toy(Spaces, obs="dict")).shape == (60, 2 * 3 + 1 + 2)
+
+
+def test_images_are_learned_flat_and_said_to_be(cli, toy):
+    result = cli.call("--env-id", toy(Spaces, obs="image"), *cli.brief)
+    assert [line for line in messages(result.stderr) if "flat vector of 12 numbers" in line]
+
+
+def test_a_matrix_of_actions(cli, toy):
+    """It is learned flat; the environment and the policy's caller get the matrix."""
+    assert replay_of(cli, toy(Spaces, action="matrix")).shape == (60, 2 * 2 + 6 + 2)
+    policy = rac_sac.load_policy(cli.run_dir)
+    assert policy(np.zeros(2)).shape == (2, 3)
+    assert policy(np.zeros((5, 2))).shape == (5, 2, 3)
+    cli.call("--evaluate", cli.run_dir)
+
+
+@pytest.mark.parametrize(
+    "entry,options,quantity",
+    [
+        (Spaces, {"action": "discrete"}, "Discrete(3)"),
+        (Spaces, {"action": "unbounded"}, "bounded Box"),
+        (Spaces, {"action": "empty"}, "2 observations and 0 actions"),
+        (Spaces, {"obs": "empty"}, "0 observations and 1 actions"),
+        (Spaces, {"obs": "text"}, "cannot be flattened"),
+        (NoActionSpace, {}, ""),
+    ],
+)
+def test_spaces_that_cannot_be_learned(cli, toy, entry, options, quantity):
+    env_id = toy(entry, **options)
+    line = sentence_of(cli.call("--env-id", env_id, *cli.brief, code=2))
+    assert env_id in line
+    assert quantity in line
+    assert list(cli.folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("shape", [(2,), (1, 2)])
+def test_an_observation_of_another_shape(cli, toy, shape):
+    """Both shapes are named."""
+    env_id = toy(change=lambda env: {"obs": np.zeros(shape, np.float32)} if env.total == 9 else {})
+    result = cli.call("--env-id", env_id, *cli.brief, code=1)
+    assert str(shape) in result.stderr
+    assert "(1,)" in result.stderr
+
+
+def test_an_environment_of_the_old_interface(cli, toy):
+    """Gymnasium's warning says what is wrong, and the traceback where."""
+    with pytest.warns(DeprecationWarning, match="step API"):
+        result = cli.call("--env-id", toy(OldInterface), *cli.brief, code=1)
+    assert result.stderr.strip().endswith("(expected 5, got 4)")
+
+
+# --------------------------------------------------------------------------------------------------------------- its name
+@pytest.mark.parametrize("asked,full", [("Hopper", "Hopper-v5"), ("toy_envs:Truncating", "toy_envs:Truncating-v0")])
+def test_the_full_id_is_said_and_saved(cli, asked, full):
+    result = cli.call("--env-id", asked, *cli.brief)
+    (line,) = messages(result.stderr)
+    assert full in line
+    assert checkpoint_of(cli.run_dir)["args"]["env_id"] == full
+    assert f'"env_id": "{full}"' in (cli.run_dir / "config.json").read_text()
+    assert cli.call("--evaluate", cli.run_dir).stdout.startswith(full)
+
+
+# ------------------------------------------------------------------------------------------------------------ odd numbers
+@pytest.mark.parametrize("name,value", [("obs", np.array([np.nan], np.float32)), ("reward", np.inf), ("reward", 1e39)])
+def test_a_non_finite_number_stops_training(cli, toy, name, value):
+    """Before it is stored: the checkpoint is good."""
+    env_id = toy(change=lambda env: {name: value} if env.total == 55 else {})
+    line = sentence_of(cli.call("--env-id", env_id, *cli.brief, "--checkpoint-seconds", "0", code=1))
+    assert "non-finite" in line
+    assert "stopped at step 54" in line
+    checkpoint = checkpoint_of(cli.run_dir)
+    assert checkpoint["state"]["step"] == 54
+    assert np.isfinite(checkpoint["replay"].numpy()).all()
+
+
+def test_a_non_finite_number_ends_an_evaluated_episode(cli, toy):
+    """Which counts as far as it went; step, beta and episode are named, and the run goes on."""
+
+    def second_episode(env):
+        return {"obs": np.array([np.nan], np.float32)} if env.number == 2 and env.count == 3 else {}
+
+    result = cli.call("--env-id", toy(change=second_episode), *cli.brief)
+    (line,) = [line for line in messages(result.stderr) if "step 50, beta 0.5333" in line]
+    assert "episode 2" in line
+    rows = read_rows(cli.run_dir / "eval.csv")
+    assert [float(row["eval/return_0.533333"]) for row in rows] == [(7 + 2) / 2] * 3
+    assert len(messages(result.stderr)) == 9  # three evaluations of three policies
+
+
+def test_a_non_finite_number_at_the_first_observation_of_an_evaluation(cli, toy):
+    class Broken(Counter):
+        def reset(self, seed=None, options=None):
+            obs, info = super().reset(seed=seed)
+            return (obs * np.nan if self.number else obs), info
+
+    result = cli.call("--env-id", toy(Broken), *cli.brief)
+    assert "beta 0.5333, episode 1" in result.stderr
+    assert float(read_rows(cli.run_dir / "eval.csv")[0]["eval/best_return"]) == 0
+
+
+def test_warnings_of_mujoco_are_said_once_and_counted(cli, toy):
+    """Ten in training, and one in each of the 18 evaluated episodes."""
+
+    def warn(env):
+        if (env.number == 0 and env.total <= 10) or (env.number and env.count == 1):
+            rac_sac.note_mujoco_warning("Nan, Inf or huge value in QACC at DOF 0.")
+
+    result = cli.call("--env-id", toy(change=warn), *cli.brief)
+    first, last = messages(result.stderr)
+    assert "QACC" in first
+    assert "28 times" in last
+
+
+def test_a_real_warning_of_mujoco(cli, toy):
+    """It goes to the screen as a sentence, not to a file in the current folder."""
+
+    class Unstable(gym.Wrapper):
+        def step(self, action):
+            if self.unwrapped.number == 0:
+                self.unwrapped.data.qvel[:] = 1e12
+            return super().step(action)
+
+    result = cli.call("--env-id", toy(lambda: Unstable(gym.make("Hopper-v4"))), *cli.brief)
+    assert "QACC" in result.stderr or "QVEL" in result.stderr
+    assert len([line for line in messages(result.stderr) if line.startswith("MuJoCo warns")]) == 1
+    assert [path.name for path in cli.folder.iterdir()] == ["runs"]
+
+
+def test_an_environment_may_change_the_directory(cli, toy):
+    """Run directories stay where they were asked for, here relative to where the command was given."""
+    cli.call("--env-id", toy(Moving), *cli.brief)
+    assert {"checkpoint.pt", "policy.pt", "eval.csv", "train.csv"} <= files_in(cli.run_dir).keys()
+    assert not list(Path(cli.folder, "elsewhere").rglob("*.pt"))
+    cli.call("--resume", os.path.relpath(cli.run_dir, cli.folder), "--total-timesteps", "70")
+    assert checkpoint_of(cli.run_dir)["state"]["step"] == 70

@@ -8,7 +8,6 @@ with a new episode and new random numbers: it is not bit for bit what an uninter
 """
 
 import contextlib
-import csv
 import dataclasses
 import hashlib
 import importlib.metadata
@@ -35,7 +34,7 @@ from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, Positi
 from tqdm import tqdm
 
 import rac_sac
-from rac_sac import FlatEnv, TrainingError, UserError, first_line, hold, resumed, seeds_for, tell, write_whole
+from rac_sac import FlatEnv, TrainingError, UserError, append_row, first_line, hold, merged, resumed, seeds_for, tell, write_whole
 
 SCRIPT = Path(__file__).stem
 QUANTILES_TO_DROP = {"Hopper": 5, "HalfCheetah": 0, "": 2}  # of each of TQC's critics, by its paper
@@ -114,9 +113,20 @@ def make_model(args: Args, env: FlatEnv, step: int = 0):
         own = {"top_quantiles_to_drop_per_net": of_environment(QUANTILES_TO_DROP, args.env_id)}
     device = "cuda" if args.cuda is not False and torch.cuda.is_available() else "cpu"
     model = algorithm(
-        "MlpPolicy", env, learning_rate=3e-4, gamma=0.99, tau=0.005, batch_size=args.batch_size, buffer_size=args.buffer_size,
-        learning_starts=args.learning_starts, gradient_steps=args.utd, seed=seeds_for(args.seed, 3, step)[0], device=device,
-        policy_kwargs=networks, **own)  # fmt: skip
+        "MlpPolicy",
+        env,
+        learning_rate=3e-4,
+        gamma=0.99,
+        tau=0.005,
+        batch_size=args.batch_size,
+        buffer_size=args.buffer_size,
+        learning_starts=args.learning_starts,
+        gradient_steps=args.utd,
+        seed=seeds_for(args.seed, 3, step)[0],
+        device=device,
+        policy_kwargs=networks,
+        **own,
+    )
     model.set_logger(Logger(None, []))
     return model
 
@@ -181,8 +191,15 @@ class Run:
         self.write_config()
         self.envs = [FlatEnv(args.env_id) for _ in range(args.eval_episodes)]
         self.tracker = rac_sac.start_tracking(args, run_dir) if args.track else None
-        self.bar = tqdm(total=args.total_timesteps, initial=self.step, unit="step", dynamic_ncols=True, smoothing=0.05,
-                        desc=run_dir.name[:40], mininterval=0.5 if sys.stderr.isatty() else 30)  # fmt: skip
+        self.bar = tqdm(
+            total=args.total_timesteps,
+            initial=self.step,
+            unit="step",
+            dynamic_ncols=True,
+            smoothing=0.05,
+            desc=run_dir.name[:40],
+            mininterval=0.5 if sys.stderr.isatty() else 30,
+        )
 
     step = property(lambda self: self.model.num_timesteps)
     seconds = property(lambda self: time.time() - self.start)  # of the whole run, over all of its processes
@@ -196,8 +213,14 @@ class Run:
         cpu = f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
         device = torch.cuda.get_device_name() if self.model.device.type == "cuda" else cpu
         self.scripts[hashlib.sha256(Path(__file__).read_bytes()).hexdigest()] = commit or None  # all that have trained this run
-        config = {"script": SCRIPT, "script_sha256": "+".join(self.scripts),
-                  "args": self.saved_args, "git_commit": commit or None, "versions": versions, "device": device}  # fmt: skip
+        config = {
+            "script": SCRIPT,
+            "script_sha256": "+".join(self.scripts),
+            "args": self.saved_args,
+            "git_commit": commit or None,
+            "versions": versions,
+            "device": device,
+        }
         write_whole(self.dir / "config.json", lambda file: file.write(json.dumps(config, indent=2).encode()))
 
     def advance(self) -> None:
@@ -212,21 +235,13 @@ class Run:
 
     def log(self, name: str, row: dict) -> None:
         """Append a row to a CSV file, with the header where the file is new, and to Weights & Biases."""
-        try:
-            with open(self.dir / name, "a", newline="") as file:
-                writer = csv.DictWriter(file, row)
-                if file.tell() == 0:
-                    writer.writeheader()
-                writer.writerow(row)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise TrainingError(f"{self.dir / name} cannot be written: {first_line(error)}") from None
+        append_row(self.dir / name, row)
         try:
             if self.tracker:
                 self.tracker.log({key: value for key, value in row.items() if value is not None})
         except Exception as error:  # its service has died
-            self.tracker = tell(f"Weights & Biases has failed, and the run goes on without it: {first_line(error)}")
+            tell(f"Weights & Biases has failed, and the run goes on without it: {first_line(error)}")
+            self.tracker = None
 
     def log_training(self) -> None:
         """A row of train.csv: averages since the row before, and the episode that has ended, if one has."""
@@ -252,9 +267,18 @@ class Run:
         model, buffer = self.model, self.model.replay_buffer
         state = {name: getattr(self, name) for name in ("row_step", "row_seconds", "last", "best", "scripts")}
         replay = {name: torch.from_numpy(getattr(buffer, name)[: buffer.size()]) for name in REPLAY}
-        content = {"script": SCRIPT, "args": self.saved_args, "state": state, "seconds": self.seconds, "step": self.step,
-                   "updates": model._n_updates, "parameters": model.get_parameters(), "replay": replay, "position": buffer.pos,
-                   "log_ent_coef": getattr(model, "log_ent_coef", None)}  # fmt: skip
+        content = {
+            "script": SCRIPT,
+            "args": self.saved_args,
+            "state": state,
+            "seconds": self.seconds,
+            "step": self.step,
+            "updates": model._n_updates,
+            "parameters": model.get_parameters(),
+            "replay": replay,
+            "position": buffer.pos,
+            "log_ent_coef": getattr(model, "log_ent_coef", None),
+        }
         write_whole(self.dir / "checkpoint.pt", lambda file: torch.save(content, file))
         self.saved_step, self.saved_time = self.step, time.time()
 
@@ -301,7 +325,7 @@ def train(args: Args, stopped_by: list[int] | tuple = ()) -> Run:
     with hold(run_dir, new=args.resume is None), contextlib.ExitStack() as stack:
         if args.resume is not None:
             saved = load_file(run_dir / "checkpoint.pt")
-            args = check_args(resumed(args, saved, Args(), may_differ=("total_timesteps",)))
+            args = check_args(resumed(args, saved["args"], Args()))
         run = Run(args, run_dir, saved)
         saved.clear()  # lets go of the file, which the next checkpoint replaces
         stack.push(run.close)
@@ -331,7 +355,7 @@ def main() -> None:
         if args.evaluate is not None:  # read once more, from what the run was saved with
             saved = load_file(Path(args.evaluate, "checkpoint.pt"))
             asked = tyro.cli(Args, default=dataclasses.replace(saved["args"], evaluate=args.evaluate))
-            return evaluate_run(resumed(asked, saved, saved["args"], ("eval_episodes", "seed")), saved)
+            return evaluate_run(merged(asked, saved["args"], saved["args"], ("eval_episodes", "seed")), saved)
         for name in {"SIGINT", "SIGTERM", "SIGHUP"} & {*dir(signal)}:
             if name != "SIGHUP" or signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup ignores it
                 signal.signal(getattr(signal, name), lambda number, frame: stopped_by.append(number))

@@ -25,15 +25,18 @@ VARIANTS = {
     "rac_td3": ("RAC-TD3", "rac_td3.py", ""),
     "vanilla_rac": ("Vanilla RAC", "vanilla_rac.py", ""),
     "rac_itm": ("RAC-ITM", "rac_itm.py", ""),
-    "redq": ("REDQ", "vanilla_rac.py",
-             f"--target-rule in-target-min --min-size 2 --q-lr-init 3e-4 --initial-log-alpha 0 {REDQ_ENTROPY_FLAG}"),
+    "redq": (
+        "REDQ",
+        "vanilla_rac.py",
+        f"--target-rule in-target-min --min-size 2 --q-lr-init 3e-4 --initial-log-alpha 0 {REDQ_ENTROPY_FLAG}",
+    ),
     # Compared with REDQ, at the same target entropy.
     "vanilla_rac-redq_entropy": ("Vanilla RAC, target entropy of REDQ", "vanilla_rac.py", REDQ_ENTROPY_FLAG),
     "sac": ("SAC", "benchmark/baselines.py", "--algorithm sac"),
     "td3": ("TD3", "benchmark/baselines.py", "--algorithm td3"),
     "tqc": ("TQC", "benchmark/baselines.py", "--algorithm tqc"),
     "tqc20": ("TQC20", "benchmark/baselines.py", "--algorithm tqc20"),
-}  # fmt: skip
+}
 BASELINES = ("sac", "td3", "tqc", "tqc20")
 
 # Sweep: (base variant, argument, symbol, values, its default, which is the base variant itself; by environment where it differs).
@@ -52,28 +55,58 @@ SWEEPS = {
     "itm_training": ("rac_itm", "train_k_max", "a", (2, 2.5, 3, 4), 2),
     "itm_exploration": ("rac_itm", "explore_k_max", "b", (1.25, 1.5, 1.75, 2), 1.5),
 }
-VARIANTS |= {f"{base}-{argument}_{value}": (f"{VARIANTS[base][0]}, {symbol} = {value}", VARIANTS[base][1],
-                                            f"--{argument.replace('_', '-')} {value}")
-             for base, argument, symbol, values, _ in SWEEPS.values() for value in values}  # fmt: skip
+VARIANTS |= {
+    f"{base}-{argument}_{value}": (
+        f"{VARIANTS[base][0]}, {symbol} = {value}",
+        VARIANTS[base][1],
+        f"--{argument.replace('_', '-')} {value}",
+    )
+    for base, argument, symbol, values, _ in SWEEPS.values()
+    for value in values
+}
 
 # Experiment: (what it redraws, variants or the name of a sweep, environments, flags of all its runs whose script has them).
-BIAS = "--bias-frequency 10000"
-TINY = ("--no-compile --total-timesteps 500 --learning-starts 200 --q-lr-warmup-end 300 --batch-size 32 --hidden-dim 8 --utd 1 "
-        "--num-critics 3 --buffer-size 500 --eval-frequency 100 --eval-episodes 2 --bias-frequency 300")  # fmt: skip
+BIAS = "--snapshot-frequency 10000"  # of which job.py has the value bias measured
+TINY = (
+    "--no-compile --total-timesteps 500 --learning-starts 200 --q-lr-warmup-end 300 --batch-size 32 --hidden-dim 8 --utd 1 "
+    "--num-critics 3 --buffer-size 500 --eval-frequency 100 --eval-episodes 2 --snapshot-frequency 300"
+)
 EXPERIMENTS = {
-    "main": ("tables 1 and 2; learning curves, value bias, return per beta, best beta, temperatures",
-             ("rac_sac", "rac_td3", "vanilla_rac-redq_entropy", "rac_itm", "redq", *BASELINES), PAPER_ENVS, BIAS),
+    "main": (
+        "tables 1 and 2; learning curves, value bias, return per beta, best beta, temperatures",
+        ("rac_sac", "rac_td3", "vanilla_rac-redq_entropy", "rac_itm", "redq", *BASELINES),
+        PAPER_ENVS,
+        BIAS,
+    ),
     "variants": ("RAC-SAC against its variants", ("rac_sac", "vanilla_rac", "rac_itm"), PAPER_ENVS, BIAS),
-    **{name: (f"ablation: {symbol} of {VARIANTS[base][0]}", name, ABLATION_ENVS, BIAS)
-       for name, (base, _, symbol, *_) in SWEEPS.items()},
-    "smoke": ("nothing: tiny networks, seconds",
-              tuple(SMOKE + name for name in ("rac_sac", "rac_td3", "vanilla_rac", "rac_itm", "redq", *BASELINES)),
-              ("Hopper-v4", "InvertedPendulum-v4"), TINY),
-}  # fmt: skip
+    **{
+        name: (f"ablation: {symbol} of {VARIANTS[base][0]}", name, ABLATION_ENVS, BIAS)
+        for name, (base, _, symbol, *_) in SWEEPS.items()
+    },
+    "smoke": (
+        "nothing: tiny networks, seconds",
+        tuple(SMOKE + name for name in ("rac_sac", "rac_td3", "vanilla_rac", "rac_itm", "redq", *BASELINES)),
+        ("Hopper-v4", "InvertedPendulum-v4"),
+        TINY,
+    ),
+}
 
 # Arguments that change how a run is done, not what it learns.
-HARMLESS = ("track", "wandb_project_name", "wandb_entity", "capture_video", "checkpoint_seconds", "compile", "cudagraphs", "cuda",
-            "torch_deterministic", "eval_workers", "max_pending_evaluations", "bias_frequency")  # fmt: skip
+HARMLESS = (
+    "track",
+    "wandb_project_name",
+    "wandb_entity",
+    "capture_video",
+    "checkpoint_seconds",
+    "compile",
+    "cudagraphs",
+    "cuda",
+    "torch_deterministic",
+    "eval_workers",
+    "max_pending_evaluations",
+    "snapshot_frequency",
+    "bias_frequency",  # of earlier versions of the scripts
+)
 HOUSEKEEPING = (*HARMLESS, "seed", "env_id", "exp_name", "run_root", "run_name", "resume", "evaluate", "total_timesteps")
 ACTION_DIM = {"Humanoid": 17, "Ant": 8, "Walker2d": 6, "HalfCheetah": 6, "Hopper": 3}
 

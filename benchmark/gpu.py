@@ -81,8 +81,19 @@ def speed(options: Options, seconds: float) -> tuple[list[dict], bool]:
     """A row for each script, mode, precision and environment, as throughput.py has it; whether all was measured."""
     cuda, rows, failed = torch.cuda.is_available(), [], False
     modes = ["eager", "compile", "graph", "compile+graph"] if cuda else ["eager", "compile"]
-    how = ["--matmul-precision", "auto", "high" if cuda else "medium", "--modes", *modes, "--scripts", *options.scripts,
-           "--repeats", "3", "--loop-steps", "500" if cuda else "20"]  # fmt: skip
+    how = [
+        "--matmul-precision",
+        "auto",
+        "high" if cuda else "medium",
+        "--modes",
+        *modes,
+        "--scripts",
+        *options.scripts,
+        "--repeats",
+        "3",
+        "--loop-steps",
+        "500" if cuda else "20",
+    ]
     for env_id in options.env_ids:
         folder = options.out / f"speed-{env_id}"
         folder.mkdir(exist_ok=True)
@@ -117,10 +128,16 @@ def train(options: Options, seconds: float) -> tuple[list[dict], bool]:
     for name, old, code in zip(names, before, codes, strict=True):
         new, evaluated = last_row(root / name, "train.csv"), last_row(root / name, "eval.csv")
         steps, passed = (number(new, key) - number(old, key) for key in ("global_step", "charts/wall_seconds"))
-        rows.append({"run": name, "exit_code": code, "global_step": int(number(new, "global_step")),
-                     "steps_per_second": round(steps / passed, 2) if min(steps, passed) > 0 else 0.0,
-                     "evaluated_step": evaluated.get("global_step", ""),
-                     "best_return": evaluated.get("eval/best_return", "")})  # fmt: skip
+        rows.append(
+            {
+                "run": name,
+                "exit_code": code,
+                "global_step": int(number(new, "global_step")),
+                "steps_per_second": round(steps / passed, 2) if min(steps, passed) > 0 else 0.0,
+                "evaluated_step": evaluated.get("global_step", ""),
+                "best_return": evaluated.get("eval/best_return", ""),
+            }
+        )
     print(table(rows))
     print(f"together {sum(row['steps_per_second'] for row in rows):.1f} steps per second, random steps included")
     print(f"logs: {root}/*.log; exit code {128 + signal.SIGTERM}: stopped with a checkpoint, the same command goes on")

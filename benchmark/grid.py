@@ -31,10 +31,16 @@ class Driver:
         self.stop_file, self.mark = options.run_root.resolve() / f".stop-{name}", f"--- {name}: "
         self.stop_file.unlink(missing_ok=True)  # of a driver that was killed while it stopped, in a container like this one
         self.done, self.failed, self.running = [job for job in jobs if is_done(job)], [], {}  # running, or waiting: task -> job
-        columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TimeRemainingColumn(),
-                   TextColumn("{task.fields[note]}"))  # fmt: skip
-        self.bars = Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal,
-                             speed_estimate_period=600)  # fmt: skip
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(20),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
+        )
+        self.bars = Progress(
+            *columns, console=self.console, transient=True, disable=not self.console.is_terminal, speed_estimate_period=600
+        )
         for job in jobs:
             job["step"] = last_step(job["run_dir"], "train.csv")
         self.all = self.bars.add_task("all runs", total=sum(job["steps"] for job in jobs), completed=self.steps(), note="")
@@ -50,13 +56,22 @@ class Driver:
         """Hand all jobs that are not done to Ray, which starts them as places get free."""
         self.ray.cloudpickle.register_pickle_by_value(job_module)  # the workers of a cluster need not find it
         # Ray counts deaths and exceptions together; a wrong argument, which stays wrong, is no exception of run_job.
-        task = self.ray.remote(num_cpus=self.options.cpus_per_run, num_gpus=self.options.gpus_per_run,
-                               max_retries=self.options.retries, retry_exceptions=True)(run_job)  # fmt: skip
+        task = self.ray.remote(
+            num_cpus=self.options.cpus_per_run,
+            num_gpus=self.options.gpus_per_run,
+            max_retries=self.options.retries,
+            retry_exceptions=True,
+        )(run_job)
         for job in self.jobs:
             if job not in self.done:
                 log = Path(job["run_dir"] + ".log")
-                job |= {"driver": self.mark, "stop_file": str(self.stop_file), "attempts": 0, "bar": None,
-                        "log_position": log.stat().st_size if log.exists() else 0}  # fmt: skip
+                job |= {
+                    "driver": self.mark,
+                    "stop_file": str(self.stop_file),
+                    "attempts": 0,
+                    "bar": None,
+                    "log_position": log.stat().st_size if log.exists() else 0,
+                }
                 self.running[task.options(name=job["name"]).remote(job)] = job
 
     def follow(self) -> None:
@@ -85,9 +100,11 @@ class Driver:
         """How the grid stands."""
         running = sum(job["attempts"] > 0 for job in self.running.values())
         left = self.bars.tasks[0].time_remaining if self.running else 0
-        return (f"done {len(self.done)} · running {running} · waiting {len(self.running) - running} · failed {len(self.failed)} "
-                f"of {len(self.jobs)} · {self.steps() / self.bars.tasks[0].total:.1%} of the steps · ETA "
-                f"{'?' if left is None else datetime.timedelta(seconds=int(left))}")  # fmt: skip
+        return (
+            f"done {len(self.done)} · running {running} · waiting {len(self.running) - running} · failed {len(self.failed)} "
+            f"of {len(self.jobs)} · {self.steps() / self.bars.tasks[0].total:.1%} of the steps · ETA "
+            f"{'?' if left is None else datetime.timedelta(seconds=int(left))}"
+        )
 
     def poll(self) -> None:
         """Wait up to two seconds for a task to end."""
@@ -150,8 +167,9 @@ def check_resources(options, ray) -> None:
     wanted = {"CPU": options.cpus_per_run, "GPU": options.gpus_per_run}
     if not any(all(node.get(name, 0) >= amount for name, amount in wanted.items()) for node in nodes):
         offered = "; ".join(f"{node.get('CPU', 0):g} cores and {node.get('GPU', 0):g} GPUs" for node in nodes)
-        raise UserError(f"a run wants {options.cpus_per_run} cores and {options.gpus_per_run:g} GPUs, "
-                        f"and no node has them ({offered}).")  # fmt: skip
+        raise UserError(
+            f"a run wants {options.cpus_per_run} cores and {options.gpus_per_run:g} GPUs, and no node has them ({offered})."
+        )
 
 
 def run_grid(options, jobs: list[dict]) -> int:

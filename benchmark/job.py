@@ -51,9 +51,20 @@ def read_config(run_dir: str) -> dict | None:
         return None
 
 
+def unmeasured(run_dir: str) -> set[int]:
+    """The steps of a run's snapshots of which bias.csv has no row."""
+    snapshots = {int(path.stem.removeprefix("step-")) for path in Path(run_dir, "snapshots").glob("step-*.pt")}
+    try:
+        rows = Path(run_dir, "bias.csv").read_text().split("\n")[1:-1]
+    except OSError:
+        rows = []
+    return snapshots - {int(row.split(",")[0]) for row in rows}
+
+
 def is_done(job: dict) -> bool:
-    """Trained as far as the grid asks and, by a script that can, its final policies evaluated on fresh episodes."""
-    return all(last_step(job["run_dir"], name) >= job["steps"] for name in ("eval.csv", "evaluate.csv"))
+    """Trained as far as the grid asks, its final policies evaluated on fresh episodes, the bias of its snapshots measured."""
+    ended = all(last_step(job["run_dir"], name) >= job["steps"] for name in ("eval.csv", "evaluate.csv"))
+    return ended and not unmeasured(job["run_dir"])
 
 
 def training_command(job: dict, python: str = "python") -> list[str]:
@@ -104,6 +115,9 @@ def attempt(job: dict, log: Path, began: int) -> str:
     code = run_process(training_command(job, sys.executable), log, job["cpus"], stop_file)
     if code == 0:
         code = run_process([sys.executable, job["script"], "--evaluate", job["run_dir"]], log, job["cpus"], stop_file)
+    if code == 0 and unmeasured(job["run_dir"]):
+        measure = [sys.executable, job["value_bias"], job["run_dir"], "--workers", str(job["cpus"])]
+        code = run_process(measure, log, job["cpus"], stop_file)
     if stop_file.exists():
         return "stopped"
     if code == 0 and is_done(job):
@@ -129,8 +143,14 @@ def run_process(command: list[str], log: Path, threads: int, stop_file: Path) ->
     if shutil.which("setpriv"):  # of util-linux, on every Linux
         command = ["setpriv", "--pdeathsig", "TERM", *command]
     with open(log, "ab") as file:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
-                                   env={**os.environ, "OMP_NUM_THREADS": str(threads)})  # fmt: skip
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+        )
     try:
         while process.poll() is None and not stop_file.exists():
             time.sleep(0.3)

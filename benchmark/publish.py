@@ -18,9 +18,12 @@ from job import UserError
 from reporting.document import write_whole
 
 TITLE = "Realistic Actor-Critic"
-CURVES = {"return of the best policy": ["eval/best_return"], "mean of normalised value bias": ["eval/bias_mean"],
-          "std of normalised value bias": ["eval/bias_std"], "ensemble mean of Q": ["losses/qf_values"],
-          "ensemble std of Q": ["losses/qf_std"], "steps per second": ["charts/SPS"]}  # fmt: skip
+CURVES = {
+    "return of the best policy": ["eval/best_return"],
+    "ensemble mean of Q": ["losses/qf_values"],
+    "ensemble std of Q": ["losses/qf_std"],
+    "steps per second": ["charts/SPS"],
+}
 
 
 def build_specification(tables: list, groups: list, entity: str, project: str):
@@ -40,10 +43,19 @@ def build_specification(tables: list, groups: list, entity: str, project: str):
 
     def grid(groups: list, curves: dict):
         """A panel for each title and its metrics, three in a row of 24 columns: mean and std over the seeds of a run set."""
-        panels = [wr.LinePlot(title=title, x="global_step", y=list(metrics), smoothing_factor=0, title_x="environment steps",
-                              groupby_aggfunc="mean", groupby_rangefunc="stddev",
-                              layout=wr.Layout(x=8 * (place % 3), y=6 * (place // 3), w=8, h=6))
-                  for place, (title, metrics) in enumerate(curves.items())]  # fmt: skip
+        panels = [
+            wr.LinePlot(
+                title=title,
+                x="global_step",
+                y=list(metrics),
+                smoothing_factor=0,
+                title_x="environment steps",
+                groupby_aggfunc="mean",
+                groupby_rangefunc="stddev",
+                layout=wr.Layout(x=8 * (place % 3), y=6 * (place // 3), w=8, h=6),
+            )
+            for place, (title, metrics) in enumerate(curves.items())
+        ]
         return wr.PanelGrid(runsets=[run_set(group) for group in groups], panels=panels)
 
     blocks = [wr.H1("Learning"), wr.TableOfContents()]
@@ -52,9 +64,11 @@ def build_specification(tables: list, groups: list, entity: str, project: str):
         blocks += [wr.H2(env_id), grid(here, CURVES)]
         for group in here:
             columns, condition = group.runs[0].eval, group.condition
-            family = {f"return per {condition}": columns.filter(like="eval/return_"),
-                      f"best {condition}": columns.filter([f"eval/best_{condition}"]),
-                      f"temperature per {condition}": columns.filter(like="eval/alpha_")}  # fmt: skip
+            family = {
+                f"return per {condition}": columns.filter(like="eval/return_"),
+                f"best {condition}": columns.filter([f"eval/best_{condition}"]),
+                f"temperature per {condition}": columns.filter(like="eval/alpha_"),
+            }
             if family[f"return per {condition}"].shape[1] > 1:
                 found = {title: metrics for title, metrics in family.items() if not metrics.empty}
                 blocks += [wr.H3(f"{group.label}: the family of policies"), grid([group], found)]

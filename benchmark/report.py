@@ -58,8 +58,9 @@ def build(options: Options, groups: list[Group], warned: list[str], warn) -> Doc
     document = Document(TITLE, options.out)
     sweeps = {sweep: found for sweep in SWEEPS if (found := sweep_groups(groups, sweep))}
     # Values of a sweep other than the default are in its panel only; whatever is in no panel is in the main comparison.
-    in_panels = {group.runs[0].path for sweep, members in sweeps.items() for group in members
-                 if group.deviations(SWEEPS[sweep][0])}  # fmt: skip
+    in_panels = {
+        group.runs[0].path for sweep, members in sweeps.items() for group in members if group.deviations(SWEEPS[sweep][0])
+    }
     main = [group for group in groups if group.runs[0].path not in in_panels]
     table1, table2 = paper_tables()
     scores, score_steps = score_matrices(main, table1, warn)
@@ -82,15 +83,20 @@ def build(options: Options, groups: list[Group], warned: list[str], warn) -> Doc
     learning_curves(document, main, table1, options.published)
     document.heading("Normalised value bias")
     for column, text in (("mean", "mean"), ("std", "standard deviation")):
-        document.figure(figures.draw_curves(main, f"eval/bias_{column}", f"{column} of bias"), f"bias_{column}",
-                        f"Normalised value bias, {text} over state-action pairs: mean ± std over seeds.")  # fmt: skip
+        document.figure(
+            figures.draw_curves(main, f"eval/bias_{column}", f"{column} of bias"),
+            f"bias_{column}",
+            f"Normalised value bias, {text} over state-action pairs: mean ± std over seeds.",
+        )
     document.heading("The family of policies")
     families(document, main)
     document.heading("Ablations")
     ablations(document, sweeps)
     document.heading("The best policy on fresh episodes")
-    document.table(tables.fresh_return(groups), "No run has an evaluate.csv of a step of its eval.csv; the former is what "
-                   "`python rac_sac.py --evaluate RUN` writes.")  # fmt: skip
+    document.table(
+        tables.fresh_return(groups),
+        "No run has an evaluate.csv of a step of its eval.csv; the former is what `python rac_sac.py --evaluate RUN` writes.",
+    )
     document.heading("Speed")
     document.table(tables.speed(groups))
     document.heading("Runs")
@@ -104,16 +110,20 @@ def head(document: Document, groups: list[Group], note: str) -> None:
     labels, env_ids = (dict.fromkeys(getattr(group, name) for group in groups) for name in ("label", "env_id"))
     unfinished = sum(not run.finished for run in runs)
     commits = ", ".join(sorted({run.short_commit for run in runs}))
-    document.text(f"{datetime.date.today()}: {count(len(runs), 'run')} of {count(len(labels), 'algorithm')} on "
-                  f"{', '.join(env_ids)}, {unfinished} unfinished; commits {commits}.")  # fmt: skip
+    document.text(
+        f"{datetime.date.today()}: {count(len(runs), 'run')} of {count(len(labels), 'algorithm')} on "
+        f"{', '.join(env_ids)}, {unfinished} unfinished; commits {commits}."
+    )
     if note:
         document.text(note)
     shared = ", ".join(f"{name} {value}" for name, value in shared_settings(runs).items())
     if shared:
         document.text(f"Settings of all runs beside those of their algorithms: {shared}. They are in no label below.")
     if any(run.exp_name.startswith(SMOKE) for run in runs):
-        document.text("Runs called tiny have networks of a few units and some hundred steps: they show that the pipeline works, "
-                      "not how well an algorithm learns.")  # fmt: skip
+        document.text(
+            "Runs called tiny have networks of a few units and some hundred steps: they show that the pipeline works, "
+            "not how well an algorithm learns."
+        )
     document.text(REFERENCE.replace("\n", " "))
     document.text(WORDS.replace("\n", " "))
     document.text("Each figure is also beside this file, as PNG and as PDF.")
@@ -123,8 +133,10 @@ def learning_curves(document: Document, groups: list[Group], paper: pd.DataFrame
     """The best policy's return beside the paper's final values and published curves; the same of RAC-SAC's variants."""
     published, (marks, beyond) = published_curves(names), paper_marks(groups, paper)
     ends = {group.env_id: last_planned(groups, group.env_id) for group in groups}
-    caption = ("Average return of the best policy: mean ± sample standard deviation over seeds; dotted where not all have come "
-               "yet; up to the step at which the longest run ends or is to end.")  # fmt: skip
+    caption = (
+        "Average return of the best policy: mean ± sample standard deviation over seeds; dotted where not all have come "
+        "yet; up to the step at which the longest run ends or is to end."
+    )
     if any(key[0] in ends for key in published):
         caption += " Grey: published means ± std over seeds (benchmark/published), one deterministic policy."
     if marks:
@@ -148,22 +160,28 @@ def aggregate(document: Document, options: Options, scores: dict, steps: dict[st
     from rliable import metrics
 
     where = ", ".join(f"{env_id} at step {step:,}" for env_id, step in steps.items())
-    document.text(f"Returns over the paper's RAC-SAC return, at the last step that all runs have ({where}); 95 % stratified "
-                  f"bootstrap intervals over seeds ({options.bootstrap} repetitions); one seed has no interval.")  # fmt: skip
+    document.text(
+        f"Returns over the paper's RAC-SAC return, at the last step that all runs have ({where}); 95 % stratified "
+        f"bootstrap intervals over seeds ({options.bootstrap} repetitions); one seed has no interval."
+    )
     iqm = intervals(scores, metrics.aggregate_iqm, options.bootstrap)
     table = tables.aggregate(iqm, "algorithm", "IQM")
     table.frame.insert(1, "seeds", [len(scores[name]) for name in iqm])
     document.table(table)
-    document.figure(figures.draw_intervals(iqm, "interquartile mean of normalised return"), "iqm",
-                    "Interquartile mean, 95 % intervals.")  # fmt: skip
+    document.figure(
+        figures.draw_intervals(iqm, "interquartile mean of normalised return"), "iqm", "Interquartile mean, 95 % intervals."
+    )
     first = "RAC-SAC" if "RAC-SAC" in scores else next(iter(scores))
     pairs = {f"{first} over {name}": (scores[first], scores[name]) for name in scores if name != first}
     if not pairs:
         return
     better = intervals(pairs, metrics.probability_of_improvement, options.bootstrap)
     document.table(tables.aggregate(better, "probability of improvement", "P"))
-    document.figure(figures.draw_intervals(better, "probability of improvement", True), "probability_of_improvement",
-                    f"Probability that a run of {first} beats one of another algorithm; 95 % intervals.")  # fmt: skip
+    document.figure(
+        figures.draw_intervals(better, "probability of improvement", True),
+        "probability_of_improvement",
+        f"Probability that a run of {first} beats one of another algorithm; 95 % intervals.",
+    )
 
 
 def families(document: Document, groups: list[Group]) -> None:
@@ -201,13 +219,22 @@ def ablations(document: Document, sweeps: dict[str, list[Group]]) -> None:
             figure = figures.draw_curves(members, f"eval/bias_{column}", f"{column} of bias")
             if figure:
                 document.figure(figure, f"ablation_{name}_bias_{column}", f"{caption}: {column} of bias, normalised.")
-        rows = [{"environment": group.env_id, caption: group.label, "seeds": len(group.runs),
-                 "steps": tables.number(group.last), "return": tables.mean_std(at(group, group.last))}
-                for group in sorted(members, key=lambda group: env_order(group.env_id))]  # fmt: skip
+        rows = [
+            {
+                "environment": group.env_id,
+                caption: group.label,
+                "seeds": len(group.runs),
+                "steps": tables.number(group.last),
+                "return": tables.mean_std(at(group, group.last)),
+            }
+            for group in sorted(members, key=lambda group: env_order(group.env_id))
+        ]
         document.table(tables.Table(pd.DataFrame(rows)))
     if sweeps:
-        document.text("The paper does not name the environments of its ablations; those here are the choice of whoever ran them "
-                      "(default: Walker2d-v4 and Humanoid-v4).")  # fmt: skip
+        document.text(
+            "The paper does not name the environments of its ablations; those here are the choice of whoever ran them "
+            "(default: Walker2d-v4 and Humanoid-v4)."
+        )
     else:
         document.text("No ablation has two members here.")
 

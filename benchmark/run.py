@@ -29,11 +29,17 @@ from job import UserError, is_done, read_config, training_command
 
 # What run.py sets for each run itself, and how to choose it.
 RESERVED = {
-    "env_id": "use --env-ids", "seed": "use --seeds and --first-seed", "total_timesteps": "use --total-timesteps before --",
-    "run_root": "use --run-root before --", "run_name": "it follows from variant, environment and seed",
-    "exp_name": "it is the variant's name", "cuda": "use --gpus-per-run", "resume": "the same command again goes on",
-    "evaluate": "every run is evaluated at its end", "help": "ask the script",
-}  # fmt: skip
+    "env_id": "use --env-ids",
+    "seed": "use --seeds and --first-seed",
+    "total_timesteps": "use --total-timesteps before --",
+    "run_root": "use --run-root before --",
+    "run_name": "it follows from variant, environment and seed",
+    "exp_name": "it is the variant's name",
+    "cuda": "use --gpus-per-run",
+    "resume": "the same command again goes on",
+    "evaluate": "every run is evaluated at its end",
+    "help": "ask the script",
+}
 NEEDED = {*RESERVED} - {"exp_name", "help"}  # arguments of an own script; exp_name, whose default is code, aside
 
 
@@ -90,8 +96,10 @@ def own_scripts(options: Options) -> list[tuple[str, str, str]]:
     names = [name for name, _ in found]
     owners = {name: digest for name, digest in found if names.count(name) == 1}  # of a name without a hash
     owners |= {name: flags or sha256(script) for name, (_, script, flags) in experiments.VARIANTS.items()}
-    return [(prefix + (name if owners.get(name) == digest else f"{name}-{digest[:8]}"), path, "")
-            for (name, digest), path in found.items()]  # fmt: skip
+    return [
+        (prefix + (name if owners.get(name) == digest else f"{name}-{digest[:8]}"), path, "")
+        for (name, digest), path in found.items()
+    ]
 
 
 def make_jobs(options: Options, for_all: dict[str, str]) -> list[dict]:
@@ -125,8 +133,13 @@ def make_jobs(options: Options, for_all: dict[str, str]) -> list[dict]:
                 name = f"{env_id}__{variant}{suffix}__{seed}".replace("/", "_").replace(":", "_")
                 if len(name) > 200:
                     raise UserError(f"the run name {name} has more than 200 characters; give fewer arguments after --.")
-                settings |= {"total_timesteps": str(steps), "env_id": env_id, "seed": str(seed), "exp_name": variant + suffix,
-                             "cuda": str(options.gpus_per_run > 0)}  # fmt: skip
+                settings |= {
+                    "total_timesteps": str(steps),
+                    "env_id": env_id,
+                    "seed": str(seed),
+                    "exp_name": variant + suffix,
+                    "cuda": str(options.gpus_per_run > 0),
+                }
                 if "eval_workers" in defaults:
                     settings.setdefault("eval_workers", str(max(1, options.cpus_per_run // 2)))
                 run_dir = options.run_root.resolve() / name
@@ -134,9 +147,20 @@ def make_jobs(options: Options, for_all: dict[str, str]) -> list[dict]:
                 for field, value in settings.items():
                     flag, switch = field.replace("_", "-"), value in ("True", "False") and field != "cuda"  # cuda may be None
                     arguments += [f"--{flag}" if value == "True" else f"--no-{flag}"] if switch else [f"--{flag}", value]
-                jobs.append({"name": name, "run_dir": str(run_dir), "script": str(ROOT / script), "steps": steps,
-                             "arguments": arguments, "settings": settings, "cpus": options.cpus_per_run,
-                             "sha256": sha256(script), "own": Path(script).is_absolute()})  # fmt: skip
+                jobs.append(
+                    {
+                        "name": name,
+                        "run_dir": str(run_dir),
+                        "script": str(ROOT / script),
+                        "value_bias": str(ROOT / "benchmark/value_bias.py"),
+                        "steps": steps,
+                        "arguments": arguments,
+                        "settings": settings,
+                        "cpus": options.cpus_per_run,
+                        "sha256": sha256(script),
+                        "own": Path(script).is_absolute(),
+                    }
+                )
     return jobs
 
 

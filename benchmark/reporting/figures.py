@@ -14,9 +14,18 @@ import matplotlib.pyplot as plt
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")  # Okabe and Ito's
 LINES = ("-", "--", "-.", (0, (6, 1, 1, 1, 1, 1)))  # dotted lines have a meaning of their own
-STYLE = {"figure.dpi": 110, "font.size": 9, "axes.grid": True, "grid.alpha": 0.3, "axes.spines.top": False,
-         "axes.spines.right": False, "legend.frameon": False, "svg.hashsalt": "report",
-         "figure.constrained_layout.w_pad": 0.1, "figure.constrained_layout.h_pad": 0.08}  # fmt: skip
+STYLE = {
+    "figure.dpi": 110,
+    "font.size": 9,
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+    "svg.hashsalt": "report",
+    "figure.constrained_layout.w_pad": 0.1,
+    "figure.constrained_layout.h_pad": 0.08,
+}
 WIDTH = 30  # letters of a label before it is broken
 
 
@@ -133,8 +142,14 @@ def draw_temperature(groups: list[Group]):
         frame = family_frame(group, "alpha")
         chosen = sorted({round(i) for i in np.linspace(0, len(frame) - 1, min(5, len(frame)))})
         for i, row in enumerate(chosen):
-            ax.plot(frame.columns, frame.iloc[row], color=plt.get_cmap("viridis")(i / max(1, len(chosen) - 1) * 0.9), marker="o",
-                    markersize=2.5, label=f"step {frame.index[row]:,}")  # fmt: skip
+            ax.plot(
+                frame.columns,
+                frame.iloc[row],
+                color=plt.get_cmap("viridis")(i / max(1, len(chosen) - 1) * 0.9),
+                marker="o",
+                markersize=2.5,
+                label=f"step {frame.index[row]:,}",
+            )
         ax.set_yscale("log")
         ax.set_xlabel(group.condition)
         ax.xaxis.set_major_formatter(matplotlib.ticker.ScalarFormatter())

@@ -131,6 +131,10 @@ def load_run(path: Path, warn) -> Run | None:
         return warn(f"{path} is mixed up: the steps in its eval.csv do not grow: left out.")
     if evaluations.index[-1] > args["total_timesteps"]:
         return warn(f"{path} is mixed up: its eval.csv goes beyond the {args['total_timesteps']} steps of config.json: left out.")
+    bias = read_csv(path / "bias.csv", warn, "global_step", "eval/bias_mean", "eval/bias_std")
+    for column in ("eval/bias_mean", "eval/bias_std"):  # an eval.csv of an earlier version has them itself
+        if not bias.empty:
+            evaluations[column] = bias[column].reindex(evaluations.index)
     commit, device = (str(config.get(name) or "unknown") for name in ("git_commit", "device"))
     train = read_csv(path / "train.csv", warn, "global_step", "charts/SPS")
     fresh = read_csv(path / "evaluate.csv", warn, "global_step", "return", "best_in_training")

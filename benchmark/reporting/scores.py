@@ -82,8 +82,9 @@ def intervals(scores: dict, statistic, repetitions: int) -> dict[str, tuple[floa
     from rliable import library
 
     np.random.seed(0)  # rliable draws its environments' samples from numpy's global generator
-    estimates, bounds = library.get_interval_estimates(scores, lambda *x: np.array([statistic(*x)]), reps=repetitions,
-                                                       random_state=np.random.RandomState(0))  # fmt: skip
+    estimates, bounds = library.get_interval_estimates(
+        scores, lambda *x: np.array([statistic(*x)]), reps=repetitions, random_state=np.random.RandomState(0)
+    )
     found = {}
     for name, estimate in estimates.items():
         matrices = scores[name] if isinstance(scores[name], tuple) else (scores[name],)

@@ -44,18 +44,29 @@ def final_return(groups: list[Group], paper: pd.DataFrame) -> Table:
     rows = []
     for env_id, here in by_environment(groups):
         values = paper[paper["env"] == short_name(env_id)].set_index("algorithm")
-        theirs = {name: {"paper": plus_minus(mean, std), "paper's steps": number(steps)} for name, mean, std, steps in
-                  values[["mean_return", "std_return", "env_steps"]].itertuples()}  # fmt: skip
+        theirs = {
+            name: {"paper": plus_minus(mean, std), "paper's steps": number(steps)}
+            for name, mean, std, steps in values[["mean_return", "std_return", "env_steps"]].itertuples()
+        }
         names = [paper_name(group, paper) for group in here]
         for group, name in zip(here, names, strict=True):
             ours = at(group, group.last)
-            row = {"environment": env_id, "algorithm": group.label, "seeds": len(group.runs), "steps": number(group.last),
-                   "return": mean_std(ours), **theirs.get(name, {})}  # fmt: skip
+            row = {
+                "environment": env_id,
+                "algorithm": group.label,
+                "seeds": len(group.runs),
+                "steps": number(group.last),
+                "return": mean_std(ours),
+                **theirs.get(name, {}),
+            }
             if name in theirs and same_setting(group) and group.last == values.loc[name, "env_steps"]:
                 row["difference"] = f"{ours.mean() - values.loc[name, 'mean_return']:+,.0f}"
             rows.append(row)
-        rows += [{"environment": env_id, "algorithm": f"{name} (paper only)", **cells} for name, cells in theirs.items()
-                 if name not in names]  # fmt: skip
+        rows += [
+            {"environment": env_id, "algorithm": f"{name} (paper only)", **cells}
+            for name, cells in theirs.items()
+            if name not in names
+        ]
     columns = ("environment", "algorithm", "seeds", "steps", "return", "paper", "paper's steps", "difference")
     notes = [
         "Return at the last evaluation that all seeds have: mean ± sample standard deviation over seeds of the best policy's "
@@ -63,8 +74,9 @@ def final_return(groups: list[Group], paper: pd.DataFrame) -> Table:
         "only at the paper's number of steps and with its settings; its environments are of version -v3."
     ]
     if "MBPO (paper only)" in str(rows):
-        notes.append("MBPO stays with the paper's numbers: no maintained implementation runs today (mbrl 0.2.0 needs gymnasium "
-                     "0.26).")  # fmt: skip
+        notes.append(
+            "MBPO stays with the paper's numbers: no maintained implementation runs today (mbrl 0.2.0 needs gymnasium 0.26)."
+        )
     return Table(pd.DataFrame(rows, columns=columns, dtype=object).fillna(NONE), notes)
 
 
@@ -88,8 +100,10 @@ def samples_to_return(groups: list[Group], paper: pd.DataFrame) -> Table:
                 row[f"{name} (paper only)"] = number(values.get(name)) + (" ‡" if doubtful else "")
             rows.append(row)
     notes = ["Environment steps at the first evaluation at which the mean over all seeds reaches the return."]
-    marks = ("† with other settings than the paper's value: not like with like.",
-             "‡ as printed in the paper; its ratio of 10.75 to RAC-SAC implies about 570,000.")  # fmt: skip
+    marks = (
+        "† with other settings than the paper's value: not like with like.",
+        "‡ as printed in the paper; its ratio of 10.75 to RAC-SAC implies about 570,000.",
+    )
     return Table(pd.DataFrame(rows), notes + [mark for mark in marks if mark[0] in str(rows)])
 
 
@@ -99,9 +113,17 @@ def fresh_return(groups: list[Group]) -> Table:
         for step in sorted({step for run in group.runs for step in run.fresh.index}):
             runs = [run for run in group.runs if step in run.fresh]
             fresh, best = [run.fresh[step] for run in runs], [run.eval[RETURN][step] for run in runs]
-            rows.append({"environment": group.env_id, "algorithm": group.label, "seeds": len(fresh), "step": number(step),
-                         "best return": mean_std(best), "beta*'s return on fresh episodes": mean_std(fresh),
-                         "difference": f"{np.mean(fresh) - np.mean(best):+,.0f}"})  # fmt: skip
+            rows.append(
+                {
+                    "environment": group.env_id,
+                    "algorithm": group.label,
+                    "seeds": len(fresh),
+                    "step": number(step),
+                    "best return": mean_std(best),
+                    "beta*'s return on fresh episodes": mean_std(fresh),
+                    "difference": f"{np.mean(fresh) - np.mean(best):+,.0f}",
+                }
+            )
     return Table(
         pd.DataFrame(rows), ["The best of several noisy averages is biased upwards; the same policy on fresh episodes is not."]
     )
@@ -155,8 +177,11 @@ def beside_published(groups: list[Group], names: tuple[str, ...]) -> tuple[Table
         for (name, policy, seeds), cells, comparable in sources:
             row = {"environment": env_id, "algorithm": name, "policy": policy, "seeds": seeds}
             returns.append(row | {f"{step:,}": plus_minus(*cell[:2]) + cell[3] if cell else NONE for step, cell in cells.items()})
-            shares = {step: f"{cell[0] / rival[step][0]:.2f}{cell[3]}" for step, cell in cells.items()
-                      if comparable and cell and step in rival and min(cell[2] | rival[step][2]) >= 0.95 * step}  # fmt: skip
+            shares = {
+                step: f"{cell[0] / rival[step][0]:.2f}{cell[3]}"
+                for step, cell in cells.items()
+                if comparable and cell and step in rival and min(cell[2] | rival[step][2]) >= 0.95 * step
+            }
             if shares:
                 ratios.append(row | {f"{step:,}": shares.get(step, NONE) for step in STEPS})
             for step, cell in cells.items():
@@ -172,9 +197,11 @@ def beside_published(groups: list[Group], names: tuple[str, ...]) -> tuple[Table
     if elsewhere:
         lines = [f"{name}: {', '.join(places)}" for name, places in elsewhere.items()]
         notes.append(f"Evaluations used where there is none at the step itself. {'; '.join(lines)}.")
-    note = (f"Mean return over that of published {RIVAL} (UTD 20) at the same step (by the rule above, where the evaluation is "
-            "at most 5 % of the steps earlier) and version of the environment; only for algorithms with the settings of their "
-            "names, and for others at UTD 20.")  # fmt: skip
+    note = (
+        f"Mean return over that of published {RIVAL} (UTD 20) at the same step (by the rule above, where the evaluation is "
+        "at most 5 % of the steps earlier) and version of the environment; only for algorithms with the settings of their "
+        "names, and for others at UTD 20."
+    )
     return Table(pd.DataFrame(returns), notes), Table(pd.DataFrame(ratios), [note])
 
 
@@ -188,21 +215,42 @@ def speed(groups: list[Group]) -> Table:
     rows = []
     for group in groups:
         starts = [run.args.get("learning_starts") for run in group.runs]
-        rates = [run.train["charts/SPS"][run.train.index > (start if isinstance(start, int) else 5000) + 1000].median()
-                 for run, start in zip(group.runs, starts, strict=True)]  # fmt: skip
+        rates = [
+            run.train["charts/SPS"][run.train.index > (start if isinstance(start, int) else 5000) + 1000].median()
+            for run, start in zip(group.runs, starts, strict=True)
+        ]
         hours = [run.eval["charts/wall_seconds"].asof(group.last) / 3600 for run in group.runs]
-        rows.append({"environment": group.env_id, "algorithm": group.label,
-                     "steps per second while learning": number(pd.Series(rates).median(), 1),
-                     "hours": number(np.mean(hours), 2), "up to step": number(group.last),
-                     "device": ", ".join(sorted({run.device for run in group.runs}))})  # fmt: skip
-    return Table(pd.DataFrame(rows), [
-        "Steps per second: median over a run's rows of train.csv, then over seeds. Hours: mean over seeds, up to the last "
-        "evaluation that all have. Runs that shared a machine slowed each other."])  # fmt: skip
+        rows.append(
+            {
+                "environment": group.env_id,
+                "algorithm": group.label,
+                "steps per second while learning": number(pd.Series(rates).median(), 1),
+                "hours": number(np.mean(hours), 2),
+                "up to step": number(group.last),
+                "device": ", ".join(sorted({run.device for run in group.runs})),
+            }
+        )
+    return Table(
+        pd.DataFrame(rows),
+        [
+            "Steps per second: median over a run's rows of train.csv, then over seeds. Hours: mean over seeds, up to the last "
+            "evaluation that all have. Runs that shared a machine slowed each other."
+        ],
+    )
 
 
 def all_runs(groups: list[Group]) -> Table:
-    rows = [{"run directory": run.path, "algorithm": group.label, "environment": run.env_id, "seed": run.seed,
-             "evaluated up to step": f"{run.last:,} of {run.total:,}{'' if run.finished else ', unfinished'}",
-             "commit": run.short_commit, "tracked": "yes" if run.tracked else "no"}
-            for group in groups for run in group.runs]  # fmt: skip
+    rows = [
+        {
+            "run directory": run.path,
+            "algorithm": group.label,
+            "environment": run.env_id,
+            "seed": run.seed,
+            "evaluated up to step": f"{run.last:,} of {run.total:,}{'' if run.finished else ', unfinished'}",
+            "commit": run.short_commit,
+            "tracked": "yes" if run.tracked else "no",
+        }
+        for group in groups
+        for run in group.runs
+    ]
     return Table(pd.DataFrame(rows))

@@ -16,8 +16,12 @@ from experiments import EXPERIMENTS, STEPS, given, members, of_environment, shor
 # Measured on 2 cores of an AMD EPYC with AVX2, 2026-11-21, by evaluation_cost.py: seconds per step of training (UTD 20, N 10)
 # on both cores, core-seconds of an evaluation of 12 policies with no episode ending early, seconds per simulated step.
 CORES = 2
-MEASURED = {"Humanoid": (0.4489, 85.7, 714.0e-6), "Ant": (0.2378, 51.3, 427.6e-6), "Walker2d": (0.2676, 36.9, 307.4e-6),
-            "Hopper": (0.2804, 26.0, 217.0e-6)}  # fmt: skip
+MEASURED = {
+    "Humanoid": (0.4489, 85.7, 714.0e-6),
+    "Ant": (0.2378, 51.3, 427.6e-6),
+    "Walker2d": (0.2676, 36.9, 307.4e-6),
+    "Hopper": (0.2804, 26.0, 217.0e-6),
+}
 # Relative cost of a step, of the same day (RESULTS.md); between the measured values along a straight line.
 RELATIVE = {"utd": {1: 0.09, 5: 0.27, 10: 0.54, 20: 1.0}, "num_critics": {2: 0.24, 5: 0.58, 10: 1.0}}
 # Core-seconds of a step of the baselines: CPU time of 40 steps (TQC: 8) of Stable-Baselines3 on Hopper-v4, median of 5, one

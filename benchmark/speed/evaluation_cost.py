@@ -42,7 +42,7 @@ def core_seconds(module, env_id: str, rounds: int) -> tuple[float, float]:
     for _ in range(rounds):
         physics.append(0.0)
         start = time.process_time()
-        module.play_returns(envs, actor, module.eval_conditions(args)[0], range(args.eval_episodes))
+        module.play_episodes(envs, actor, module.eval_conditions(args)[0], list(range(args.eval_episodes)))
         whole.append(time.process_time() - start)
     mujoco.mj_step = original
     return statistics.median(whole), statistics.median(physics)
@@ -61,9 +61,16 @@ def main() -> None:
         torch.set_num_threads(cores)
         evaluation = one * len(module.eval_conditions(args))
         share = evaluation / (evaluation + args.eval_frequency * step * cores)
-        rows.append({"environment": env_id, "us per simulated step": 1e6 * one / 1000 / args.eval_episodes,
-                     "MuJoCo's part": f"{100 * physics / one:.0f} %", "core-s per evaluation": evaluation,
-                     "ms per training step": 1e3 * step, "evaluation's share of a run": f"{100 * share:.1f} %"})  # fmt: skip
+        rows.append(
+            {
+                "environment": env_id,
+                "us per simulated step": 1e6 * one / 1000 / args.eval_episodes,
+                "MuJoCo's part": f"{100 * physics / one:.0f} %",
+                "core-s per evaluation": evaluation,
+                "ms per training step": 1e3 * step,
+                "evaluation's share of a run": f"{100 * share:.1f} %",
+            }
+        )
     print(table(rows))
 
 

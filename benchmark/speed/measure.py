@@ -47,14 +47,23 @@ def make_learner(script: str, sizes: Sizes, compile: bool = True, cudagraphs: bo
         fail(f"there is no script {script}.py; give names such as rac_sac.")
     module = importlib.import_module(script)
     env = module.FlatEnv(sizes.env_id)
-    args = module.Args(**{name: getattr(sizes, name) for name in Sizes.__dataclass_fields__}, compile=compile,
-                       cudagraphs=cudagraphs, matmul_precision=precision, total_timesteps=20_000, buffer_size=20_000)  # fmt: skip
+    args = module.Args(
+        **{name: getattr(sizes, name) for name in Sizes.__dataclass_fields__},
+        compile=compile,
+        cudagraphs=cudagraphs,
+        matmul_precision=precision,
+        total_timesteps=20_000,
+        buffer_size=20_000,
+    )
     args = module.check_args(args, env.action_dim)
-    module.set_up_torch(args, sizes.device())
-    learner = module.Learner(args, env.obs_dim, env.action_dim, sizes.device())
-    learner.replay.normal_(generator=torch.Generator(sizes.device()).manual_seed(0))
+    device = module.choose_device(args, None)
+    module.set_up_torch(args, device)
+    learner = module.Learner(args, env.obs_dim, env.action_dim, device)
+    learner.replay.normal_(generator=torch.Generator(device).manual_seed(0))
     learner.replay[:, env.obs_dim + env.action_dim + 1] = 0  # nothing terminates
     learner.filled.fill_(len(learner.replay))
+    if device.type == "cuda":
+        learner.warm_up()  # captures the graphs
     return module, env, learner
 
 
@@ -123,8 +132,14 @@ def about(device: torch.device) -> dict[str, str]:
     git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
     commit = subprocess.run(git, capture_output=True, text=True).stdout.strip() if shutil.which("git") else ""
     versions = {name: importlib.import_module(name).__version__ for name in ("torch", "numpy", "gymnasium", "mujoco")}
-    return {"processor": name, "threads": str(torch.get_num_threads()), "python": platform.python_version(), **versions,
-            "commit": commit or "unknown", "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}  # fmt: skip
+    return {
+        "processor": name,
+        "threads": str(torch.get_num_threads()),
+        "python": platform.python_version(),
+        **versions,
+        "commit": commit or "unknown",
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
 
 
 def write(folder: Path, name: str, machine: dict, options, rows: list[dict], **more) -> None:

@@ -20,8 +20,16 @@ args = parser.parse_args()
 
 env = gym.make(args.env_id)
 obs_dim, action_dim = env.observation_space.shape[0], env.action_space.shape[0]
-model = SAC("MlpPolicy", env, learning_starts=0, batch_size=args.batch_size, gradient_steps=args.utd, policy_delay=args.utd,
-            buffer_size=20_000, policy_kwargs={"n_critics": args.num_critics, "net_arch": [args.hidden_dim] * 2})  # fmt: skip
+model = SAC(
+    "MlpPolicy",
+    env,
+    learning_starts=0,
+    batch_size=args.batch_size,
+    gradient_steps=args.utd,
+    policy_delay=args.utd,
+    buffer_size=20_000,
+    policy_kwargs={"n_critics": args.num_critics, "net_arch": [args.hidden_dim] * 2},
+)
 model.set_logger(configure(None, []))
 rng = np.random.default_rng(0)
 for _ in range(5_000):

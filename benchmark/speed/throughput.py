@@ -74,7 +74,7 @@ class Program:
             for i in range(0, episodes, args.eval_episodes):
                 seeds = list(range(min(args.eval_episodes, episodes - i)))
                 condition = conditions[i // args.eval_episodes % len(conditions)]
-                tasks.append(pool.submit(self.module.evaluate_one, args, seeds, self.actor, condition))
+                tasks.append(pool.submit(self.module.play_policy, args, seeds, self.actor, condition))
         for step in range(steps):
             action = act(obs)
             next_obs, reward, terminated, truncated, _ = step_env(action)
@@ -155,17 +155,33 @@ def report(programs: list, rates: list[float]) -> list[dict]:
     for p in programs:
         updates, loops, flop = p.blocks["update"], p.blocks["loop"], getattr(p, "flop", first.flop)
         pairs = [own / other for own, other in zip(updates, first.blocks["update"], strict=True)]
-        p.measured |= {"over_floor": statistics.median(s * rate / flop for s, rate in zip(updates, rates, strict=True)),
-                       "times_of_first": statistics.median(pairs)}  # fmt: skip
-        rows.append({**p.name, "update_ms": 1e3 * statistics.median(updates), "update_ms_min": 1e3 * min(updates),
-                     "update_ms_max": 1e3 * max(updates), "loop_ms": 1e3 * statistics.median(loops) if loops else "",
-                     "loop_steps_per_second": 1 / statistics.median(loops) if loops else "", **p.measured,
-                     **{f"{what}_seconds": blocks for what, blocks in p.blocks.items()}})  # fmt: skip
-        lines.append({"program": p.title, "updates, ms per step": milliseconds(updates),
-                      "x floor": f"{p.measured['over_floor']:.2f}",
-                      "x the first": f"{p.measured['times_of_first']:.2f} ({min(pairs):.2f} to {max(pairs):.2f})",
-                      "whole loop, ms per step": milliseconds(loops), "steps/s": rows[-1]["loop_steps_per_second"],
-                      "first update, s": p.measured["first_update_seconds"]})  # fmt: skip
+        p.measured |= {
+            "over_floor": statistics.median(s * rate / flop for s, rate in zip(updates, rates, strict=True)),
+            "times_of_first": statistics.median(pairs),
+        }
+        rows.append(
+            {
+                **p.name,
+                "update_ms": 1e3 * statistics.median(updates),
+                "update_ms_min": 1e3 * min(updates),
+                "update_ms_max": 1e3 * max(updates),
+                "loop_ms": 1e3 * statistics.median(loops) if loops else "",
+                "loop_steps_per_second": 1 / statistics.median(loops) if loops else "",
+                **p.measured,
+                **{f"{what}_seconds": blocks for what, blocks in p.blocks.items()},
+            }
+        )
+        lines.append(
+            {
+                "program": p.title,
+                "updates, ms per step": milliseconds(updates),
+                "x floor": f"{p.measured['over_floor']:.2f}",
+                "x the first": f"{p.measured['times_of_first']:.2f} ({min(pairs):.2f} to {max(pairs):.2f})",
+                "whole loop, ms per step": milliseconds(loops),
+                "steps/s": rows[-1]["loop_steps_per_second"],
+                "first update, s": p.measured["first_update_seconds"],
+            }
+        )
     floor = milliseconds([first.flop / rate for rate in rates])
     print(table([*lines, {"program": "matrix floor", "updates, ms per step": floor, "x floor": "1.00"}]))
     print(f"matrix floor: {first.flop / 1e9:.1f} GFLOP at {max(rates) / 1e9:.0f} GFLOP/s at best", flush=True)
@@ -179,14 +195,21 @@ def main() -> None:
     if options.repeats < 1 or options.loop_steps < 0 or (device.type == "cpu" and any("graph" in mode for mode in modes)):
         fail("repeats must be at least 1, loop_steps not negative, and graphs need a GPU.")
     try:
-        learners = [Program(script, mode, precision, options) for script in options.scripts for mode in modes
-                    for precision in options.matmul_precision]  # fmt: skip
+        learners = [
+            Program(script, mode, precision, options)
+            for script in options.scripts
+            for mode in modes
+            for precision in options.matmul_precision
+        ]
     except ValueError as error:  # the script's own sentence
         fail(str(error))
     machine, env, args = about(device), learners[0].env, learners[0].learner.args
-    print(f"{options.env_id} ({env.obs_dim} observations, {env.action_dim} actions), UTD {options.utd}, N {options.num_critics}, "
-          f"batch {options.batch_size}, hidden {options.hidden_dim}, {args.eval_workers} evaluation workers\n"
-          f"{words(machine)}\n", flush=True)  # fmt: skip
+    print(
+        f"{options.env_id} ({env.obs_dim} observations, {env.action_dim} actions), UTD {options.utd}, N {options.num_critics}, "
+        f"batch {options.batch_size}, hidden {options.hidden_dim}, {args.eval_workers} evaluation workers\n"
+        f"{words(machine)}\n",
+        flush=True,
+    )
     programs = [*learners, Peer(options)] if options.peer == "sbx" else learners
     with learners[0].module.Evaluator(args, list(range(args.eval_episodes))) as evaluator:
         measure(options, programs, rates, evaluator.pool)
@@ -196,8 +219,14 @@ def main() -> None:
     rows = report(programs, rates)
     if options.loop_steps:
         print("\nwhere a step of the loop spends its time, ms, without evaluation")
-        print(table([{"program": p.title, **{part: f"{1e3 * s:.2f}" for part, s in p.measured["parts_seconds"].items()}}
-                     for p in learners]))  # fmt: skip
+        print(
+            table(
+                [
+                    {"program": p.title, **{part: f"{1e3 * s:.2f}" for part, s in p.measured["parts_seconds"].items()}}
+                    for p in learners
+                ]
+            )
+        )
     if options.out:
         write(options.out, "throughput", machine, options, rows, matrix_flop_per_second=rates)
 

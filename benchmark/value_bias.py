@@ -1,0 +1,283 @@
+"""The normalised value bias of a run (equation 22 of the paper), measured from the snapshots that it has written.
+
+    python rac_sac.py --env-id Hopper-v4 --snapshot-frequency 10000
+    python benchmark/value_bias.py runs/NAME
+
+Of each snapshot the policy that was best in its evaluation is measured: it collects state-action pairs, some of them are chosen,
+and from each Monte-Carlo continuations give the return that Q should have predicted. Rows are added to bias.csv in the run
+directory as they are measured. The same command goes on; one of other sizes begins anew and keeps the old file by another name.
+The script is the one that the run has kept. At the paper's sizes a snapshot takes up to 600 000 environment steps.
+"""
+
+import csv
+import dataclasses
+import functools
+import importlib.util
+import json
+import math
+import multiprocessing
+import os
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: the networks are small, and workers run side by side
+
+import numpy as np
+import torch
+import tyro
+from job import UserError
+from tqdm import tqdm
+
+
+@dataclass
+class Sizes:
+    pairs: int = 100  # state-action pairs that are collected
+    chosen: int = 20  # of them, those from which it is continued
+    continuations: int = 20  # from each chosen pair
+    max_steps: int = 1500  # of a continuation
+
+
+@dataclass
+class Options(Sizes):
+    run: Annotated[Path, tyro.conf.Positional] = Path()  # a run directory with snapshots
+    workers: int = 0  # processes; by default one for each core
+
+
+class Subject:
+    """What is measured: the policy of one condition, with its critics and its temperature, of a snapshot.
+
+    module: the script; content: the snapshot; index: of the policy among the evaluated ones.
+    """
+
+    def __init__(self, module: ModuleType, content: dict, index: int):
+        self.module = module
+        self.args = module.Args(**content["args"])
+        self.condition = module.eval_conditions(self.args)[index]
+        self.alpha = content["alphas"][index] if content["alphas"] else 0.0  # without a temperature Q is not soft
+        sizes = (content["obs_dim"], content["bounds"].shape[1])
+        self.actor = module.load_network(self.args, "actor", content["actor"], *sizes)
+        self.critic = module.load_network(self.args, "critic", content["critic"], *sizes)
+
+    @torch.inference_mode()
+    def act(self, obs: np.ndarray, noise: np.ndarray, continuing: bool) -> tuple[np.ndarray, np.ndarray]:
+        """obs (B, O), noise (B, A) -> action (B, A), log_prob (B,).
+
+        A stochastic policy is measured as it is; a deterministic one explores while pairs are collected, and is continued
+        without noise.
+        """
+        output = self.actor(*self.module.network_inputs(obs, self.condition))
+        if isinstance(output, tuple):
+            mean, log_std = output
+            action, log_prob = self.module.squashed_gaussian(mean, log_std, torch.from_numpy(noise))
+            return action.numpy(), log_prob.numpy()
+        action = output.numpy()
+        if not continuing:
+            action = (action + self.args.exploration_noise * noise).clip(-1, 1).astype(np.float32)
+        return action, np.zeros(len(obs))
+
+    @torch.inference_mode()
+    def mean_q(self, obs: np.ndarray, action: np.ndarray) -> np.ndarray:
+        """The ensemble's mean: obs (B, O), action (B, A) -> (B,)."""
+        seen, *condition = self.module.network_inputs(obs, self.condition)
+        return self.critic(seen, torch.from_numpy(action), *condition).mean(0).numpy()
+
+
+def measure(subject, env, endless_envs: list, sizes: Sizes, seed: int) -> tuple[float, float]:
+    """Mean and population std over pairs of the normalised value bias.
+
+    `env` has its time limit, `endless_envs` (one for each continuation) have none.
+    """
+    rng = np.random.default_rng(seed)
+    pairs = []  # (seed of the episode, its actions up to and with the pair's, Q)
+    episode = seed
+    over = True
+    while len(pairs) < sizes.pairs:
+        if over:
+            episode += 1
+            actions = []
+            obs, _ = env.reset(seed=episode)
+        noise = rng.standard_normal((1, env.action_dim), np.float32)
+        action, _ = subject.act(obs[None], noise, continuing=False)
+        actions = [*actions, action[0]]
+        pairs.append((episode, actions, float(subject.mean_q(obs[None], action)[0])))
+        obs, _, terminated, truncated, _ = env.step(action[0])
+        over = terminated or truncated
+    chosen = [pairs[i] for i in rng.choice(sizes.pairs, sizes.chosen, replace=False)]
+    returns = [monte_carlo_return(subject, endless_envs, *pair[:2], sizes.max_steps, rng) for pair in chosen]
+    bias = (np.array([q for _, _, q in chosen]) - returns) / abs(np.mean(returns))
+    return float(bias.mean()), float(bias.std())
+
+
+def monte_carlo_return(subject, envs: list, episode: int, actions: list[np.ndarray], max_steps: int, rng) -> float:
+    """Mean discounted return of len(envs) continuations of a state-action pair, reached by repeating its episode.
+
+    From the second step on a continuation's return includes -alpha log pi, which is what a soft Q predicts. Nothing is continued
+    past a termination, nor past a truncation, which without a time limit is the environment's own.
+    """
+    returns = np.zeros(len(envs))
+    running = np.ones(len(envs), bool)
+    for env in envs:
+        env.reset(seed=episode)
+        for action in actions[:-1]:
+            env.step(action)
+    obs = np.zeros((len(envs), envs[0].obs_dim), np.float32)
+    batch = [actions[-1]] * len(envs)
+    log_prob = np.zeros(len(envs))
+    discount = 1.0
+    for _ in range(max_steps):
+        for i in np.flatnonzero(running):
+            obs[i], reward, terminated, truncated, _ = envs[i].step(batch[i])
+            returns[i] += discount * (reward - subject.alpha * log_prob[i])
+            running[i] = not (terminated or truncated)
+        if not running.any():
+            break
+        discount *= subject.args.gamma
+        noise = rng.standard_normal((len(envs), len(actions[0])), np.float32)
+        batch, log_prob = subject.act(obs, noise, continuing=True)
+    return float(returns.mean())
+
+
+def start_worker(script: Path, lifeline) -> None:
+    """In a worker: it ends with this process, as the script's own evaluation workers do."""
+    load_script(script).start_worker(lifeline)
+
+
+@functools.cache
+def load_script(path: Path) -> ModuleType:
+    """The script that a run has kept, as a module."""
+    name = f"kept_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def measure_snapshot(script: Path, snapshot: Path, best: float, sizes: Sizes) -> dict:
+    """In a worker: a row of bias.csv. best: the condition of the policy that was best in the snapshot's evaluation."""
+    module = load_script(script)
+    content = module.read_file(snapshot, (module.FORMAT,))
+    conditions = module.eval_conditions(module.Args(**content["args"]))
+    subject = Subject(module, content, int(np.argmin(np.abs(np.array(conditions) - best))))
+    env = module.FlatEnv(subject.args.env_id)
+    endless_envs = [module.FlatEnv(subject.args.env_id, max_episode_steps=-1) for _ in range(sizes.continuations)]
+    seed = module.seeds_for(subject.args.seed, 2, content["step"])[0]
+    mean, std = measure(subject, env, endless_envs, sizes, seed)
+    for used in (env, *endless_envs):
+        used.close()
+    row = {"global_step": content["step"], f"eval/best_{module.CONDITION}": subject.condition}
+    return {**row, "eval/bias_mean": mean, "eval/bias_std": std, **sizes_of(sizes)}
+
+
+def measure_or_explain(script: Path, snapshot: Path, best: float, sizes: Sizes) -> tuple[dict | None, str]:
+    """(row, ""), or (None, what is wrong): exceptions of the script cannot be raised where it has not been imported."""
+    try:
+        return measure_snapshot(script, snapshot, best, sizes), ""
+    except Exception as error:
+        return None, f"{snapshot} cannot be measured: {error}"
+
+
+def sizes_of(sizes: Sizes) -> dict[str, int]:
+    return {field.name: getattr(sizes, field.name) for field in dataclasses.fields(Sizes)}
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """The whole rows of a CSV file, none where there is no file."""
+    if not path.exists():
+        return []
+    with open(path, newline="") as file:
+        return [row for row in csv.DictReader(file) if None not in row.values()]
+
+
+def best_conditions(run: Path) -> dict[int, float]:
+    """The best condition of each evaluation of a run, by step."""
+    rows = read_rows(run / "eval.csv")
+    names = [name for name in (rows[0] if rows else {}) if name.startswith("eval/best_") and "return" not in name]
+    return {int(row["global_step"]): float(row[names[0]]) for row in rows if names}
+
+
+def snapshots_of(run: Path) -> dict[int, Path]:
+    """The snapshots of a run by their steps, in order."""
+    found = {int(path.stem.removeprefix("step-")): path for path in (run / "snapshots").glob("step-*.pt")}
+    return dict(sorted(found.items()))
+
+
+def measure_run(options: Options) -> None:
+    """Measure every snapshot that has not been measured with these sizes, and write bias.csv."""
+    run = options.run
+    try:
+        script = run / f"{json.loads((run / 'config.json').read_text())['script']}.py"
+    except (OSError, ValueError, KeyError):
+        raise UserError(f"{run} has no readable config.json; give a run directory.") from None
+    if not script.is_file():
+        raise UserError(f"{script} does not exist; a run keeps the script that made it.")
+    snapshots = snapshots_of(run)
+    if not snapshots:
+        raise UserError(f"{run} has no snapshots; --snapshot-frequency of its script writes them.")
+    best = best_conditions(run)
+    path = run / "bias.csv"
+    sizes = Sizes(**sizes_of(options))
+    wanted = {name: str(value) for name, value in sizes_of(sizes).items()}
+    kept = [row for row in read_rows(path) if wanted.items() <= row.items()]
+    if path.exists() and not kept:  # of other sizes: never lost
+        path.replace(run / f"bias-before-{int(time.time())}.csv")
+    measured = {int(row["global_step"]) for row in kept}
+    due = [step for step in snapshots if step not in measured and step in best]
+    for step in snapshots.keys() - best.keys():
+        print(f"warning: step {step} has no evaluation in eval.csv yet: left out.", file=sys.stderr)
+    write_rows(path, kept)
+    context = multiprocessing.get_context("spawn")
+    reader, lifeline = context.Pipe(duplex=False)
+    workers = max(1, min(options.workers or os.cpu_count() or 1, len(due)))
+    with ProcessPoolExecutor(workers, context, start_worker, (script.resolve(), reader)) as pool:
+        try:
+            tasks = [pool.submit(measure_or_explain, script.resolve(), snapshots[step], best[step], sizes) for step in due]
+            for task in tqdm(as_completed(tasks), "value bias", len(tasks), unit="snapshot", disable=not tasks):
+                row, problem = task.result()
+                if problem:
+                    raise UserError(problem)
+                kept.append(row)
+                kept.sort(key=lambda row: int(row["global_step"]))
+                write_rows(path, kept)
+        finally:
+            lifeline.close()  # ends the workers, also in the middle of a snapshot
+
+
+def write_rows(path: Path, rows: list[dict]) -> None:
+    """The rows as a CSV file, whole or not at all; none where there are no rows."""
+    if not rows:
+        return
+    temporary = path.with_name(path.name + ".tmp")
+    with open(temporary, "w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    temporary.replace(path)
+
+
+def main() -> None:
+    options = tyro.cli(Options, description=__doc__)
+    try:
+        for name, value in sizes_of(options).items():
+            if value < 1:
+                raise UserError(f"{name} is {value}; it must be at least 1.")
+        if options.chosen > options.pairs:
+            raise UserError(f"chosen is {options.chosen}; it must not exceed pairs, {options.pairs}.")
+        measure_run(options)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(f"interrupted; the same command goes on: python benchmark/value_bias.py {options.run}")
+    for row in read_rows(options.run / "bias.csv"):
+        mean, std = float(row["eval/bias_mean"]), float(row["eval/bias_std"])
+        print(f"step {int(row['global_step']):>8}: bias {mean:.3f} ± {std:.3f}" if math.isfinite(mean) else row)
+
+
+if __name__ == "__main__":
+    main()

@@ -2144,6 +2144,7 @@ def run_command_line() -> int:
 
 def main() -> None:
     """The command line: errors of the user are one sentence and exit code 2, failures of training exit code 1."""
+    before = set(threading.enumerate())
     try:
         code = run_command_line()
     except KeyboardInterrupt:
@@ -2154,8 +2155,8 @@ def main() -> None:
     except Exception:
         traceback.print_exc()
         code = 1
-    left = [thread for thread in threading.enumerate() if thread is not threading.main_thread() and not thread.daemon]
-    if left:  # an environment's, for which Python would wait for ever
+    left = set(threading.enumerate()) - before
+    if any(not thread.daemon for thread in left):  # an environment's, for which Python would wait for ever
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -130,6 +131,7 @@ class CommandLine:
         with self.monkeypatch.context() as patch, handlers_of_signals():
             patch.chdir(self.folder)
             patch.setattr(sys, "argv", [str(self.script), *map(str, arguments)])
+            patch.setattr(os, "_exit", exits_at_once)
             ended = 0
             try:
                 load_script(self.script).main()
@@ -170,6 +172,11 @@ class CommandLine:
 
     def release(self) -> None:
         (self.folder / "release").touch()
+
+
+def exits_at_once(code: int):
+    """In place of os._exit(), which would end the tests."""
+    raise AssertionError(f"os._exit({code}) beside {threading.enumerate()}")
 
 
 @contextlib.contextmanager

@@ -44,6 +44,7 @@ import tempfile
 import threading
 import time
 import traceback
+import warnings
 import zipfile
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
 from multiprocessing import resource_tracker
@@ -190,7 +191,10 @@ class EnsembleLinear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x (B, in), shared by all members, or (N, B, in), one input per member -> (N, B, out)."""
         x = x.expand(self.weight.shape[0], -1, -1)
-        # Bias outside the product: the compiler fuses it with the ReLU after it into one pass.
+        # Bias outside the product: the compiler fuses it with the ReLU after it into one pass. A product of width 1 as a sum:
+        # fused with its neighbours it is three kernels of a critic update less on a GPU, and not slower on a CPU.
+        if self.weight.shape[2] == 1:
+            return (x * self.weight.mT).sum(2, keepdim=True) + self.bias
         return torch.einsum("nbi,nio->nbo", x, self.weight) + self.bias
 
 
@@ -203,9 +207,9 @@ class Critic(nn.Sequential):
         last = EnsembleLinear(num_critics, hidden_dim, 1)
         super().__init__(first, nn.ReLU(), second, nn.ReLU(), last)
 
-    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
-        """obs (B, O), action (B, A) and the logarithm of the condition (B, 1), where there is one -> (N, B)."""
-        return super().forward(torch.cat(inputs, 1)).squeeze(2)
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """inputs (B, O + A + 1): obs, action and log beta beside each other -> (N, B)."""
+        return super().forward(inputs).squeeze(2)
 
 
 def linear(in_features: int, out_features: int) -> nn.Linear:
@@ -264,9 +268,11 @@ class Transitions(NamedTuple):
 class CriticBatch(NamedTuple):
     """What one critic update learns from."""
 
-    rows: torch.Tensor  # (B, 2*O + A + 2), of the replay
+    inputs: torch.Tensor  # (B, O + A + 1) of the critics: obs, action, log beta
+    next_inputs: torch.Tensor  # (B, O + A + 1) of the target critics: next obs, next action, log beta
+    reward: torch.Tensor  # (B,)
+    terminated: torch.Tensor  # (B,) 0 or 1
     beta: torch.Tensor  # (B,)
-    next_action: torch.Tensor  # (B, A)
     entropy_bonus: torch.Tensor  # (B,) -alpha(beta) * log_prob of the next action
 
 
@@ -303,6 +309,14 @@ class TemperatureMetrics(NamedTuple):
 METRICS = (*CriticMetrics._fields, *ActorMetrics._fields, *TemperatureMetrics._fields)
 
 
+def sample(replay, filled, position, uniform, low, high):
+    """Rows of the filled part of the replay, and a beta from [low, high] for each; position, uniform: (S,) uniform in [0, 1).
+
+    Position is float64: a float32 uniform has 24 bits, too few to index a million rows evenly. -> (S, 2*O + A + 2), (S,).
+    """
+    return replay[(position * filled).long()], low + (high - low) * uniform
+
+
 def split_rows(rows: torch.Tensor, action_dim: int) -> Transitions:
     """Rows of the replay (B, 2*O + A + 2) as views of their parts."""
     obs_dim = (rows.shape[1] - action_dim - 2) // 2
@@ -335,27 +349,33 @@ def adam_step(network, grads, moments, scales):
         parameter.sub_(scales[0] * first / (second.sqrt() / scales[1] + 1e-8))
 
 
-def prepare_targets(actor, temperature, next_obs, beta, noise):
-    """Everything of the targets that the critics do not change, for all G minibatches at once: with actor and temperature frozen
-    during the G critic updates, one pass equals G.
+def prepare_critics(actor, temperature, rows, beta, noise) -> CriticBatch:
+    """All that the critics learn from and do not change, for all G minibatches at once: with actor and temperature frozen during
+    the G critic updates, one pass equals G.
 
-    next_obs (G*B, O), beta (G*B,), noise (G*B, A) -> next_action (G*B, A), entropy_bonus (G*B,).
+    rows (G*B, 2*O + A + 2), beta (G*B,), noise (G*B, A).
     """
+    data = split_rows(rows, noise.shape[1])
     log_beta = beta.log()[:, None]
-    mean, log_std = actor(next_obs, log_beta)
+    mean, log_std = actor(data.next_obs, log_beta)
     next_action, log_prob = squashed_gaussian(mean, log_std, noise)
-    return next_action, -temperature(log_beta).exp() * log_prob
+    return CriticBatch(
+        inputs=torch.cat([data.obs, data.action, log_beta], 1),
+        next_inputs=torch.cat([data.next_obs, next_action, log_beta], 1),
+        reward=data.reward,
+        terminated=data.terminated,
+        beta=beta,
+        entropy_bonus=-temperature(log_beta).exp() * log_prob,
+    )
 
 
 def update_critics(critic, target_critic, moments, scales, batch: CriticBatch, gamma, tau):
     """One critic (equations 17, 18) and Polyak step; returns q (N, B) and target (B,), for the metrics."""
-    data = split_rows(batch.rows, batch.next_action.shape[1])
-    log_beta = batch.beta.log()[:, None]
-    q_next = target_critic(data.next_obs, batch.next_action, log_beta)  # (N, B)
-    target = upq_target(q_next, batch.beta, data.reward, data.terminated, gamma, batch.entropy_bonus)  # (B,), no gradient
+    q_next = target_critic(batch.next_inputs)  # (N, B)
+    target = upq_target(q_next, batch.beta, batch.reward, batch.terminated, gamma, batch.entropy_bonus)  # (B,), no gradient
 
     def loss_function(parameters):
-        q = functional_call(critic, parameters, (data.obs, data.action, log_beta))  # (N, B)
+        q = functional_call(critic, parameters, (batch.inputs,))  # (N, B)
         return critic_loss(q, target), q
 
     grads, q = grad(loss_function, has_aux=True)(dict(critic.named_parameters()))
@@ -373,7 +393,8 @@ def update_actor(actor, critic, temperature, moments, scales, batch: ActorBatch)
     def loss_function(parameters):
         mean, log_std = functional_call(actor, parameters, (batch.obs, log_beta))
         action, log_prob = squashed_gaussian(mean, log_std, batch.noise)
-        return actor_loss(critic(batch.obs, action, log_beta), alpha, log_prob), log_prob
+        q = critic(torch.cat([batch.obs, action, log_beta], 1))  # (N, B)
+        return actor_loss(q, alpha, log_prob), log_prob
 
     grads, (loss, log_prob) = grad_and_value(loss_function, has_aux=True)(dict(actor.named_parameters()))
     adam_step(actor, grads, moments, scales)
@@ -394,7 +415,26 @@ def update_temperature(actor, temperature, moments, scales, batch: ActorBatch, t
     return TemperatureMetrics(alpha_loss=loss)
 
 
-COMPILED = (prepare_targets, update_critics, update_actor, update_temperature)
+def add_metrics(metrics, all_q, all_targets, actor_metrics, temperature_metrics) -> None:
+    """Add the averages of an environment step to the sums, in the order of METRICS; all_q: G of (N, B), all_targets: G of (B,).
+
+    Once for all G critic updates: on a GPU every sum is a kernel.
+    """
+    q = torch.stack(all_q)  # (G, N, B)
+    loss = torch.vmap(critic_loss)(q, torch.stack(all_targets)) / q.shape[1]  # (G,)
+    critic_metrics = CriticMetrics(qf_loss=loss.mean(), qf_values=q.mean(), qf_std=q.std(1).mean())
+    metrics += torch.stack([*critic_metrics, *actor_metrics, *temperature_metrics])
+
+
+COMPILED = (sample, prepare_critics, adam_scales, update_critics, update_actor, update_temperature, add_metrics)
+COMPILER_OPTIONS = {  # of Inductor, by device
+    # Or else the compiler fuses loops that share nothing but their ranges, against the grain of one of them.
+    "cpu": {"cpp.max_horizontal_fusion_size": 1},
+    # Or else it chooses kernels by timing them: not the same bits twice.
+    "cuda": {"shape_padding": False, "dynamic_scale_rblock": False},
+}
+# A third fewer kernels on CUDA, by the code that is generated; they join COMPILER_OPTIONS["cuda"] once a GPU has timed them.
+FEWER_KERNELS = {"combo_kernels": True, "split_reductions": False, "force_pointwise_cat": True}
 
 
 # The family of policies ---------------------------------------------------------------------------------------------------------
@@ -475,6 +515,7 @@ class Learner(nn.Module):
         self.action = torch.zeros(action_dim + 1, device=device)
         noise_seed = np.random.SeedSequence(args.seed).generate_state(1, np.uint64)  # apart from that of the weights
         self.generator = torch.Generator(device).manual_seed(int(noise_seed[0]))
+        self.stream = None  # of its own, for capturing
         self.act_graph = None
         self.update_graph = None
         self.use_functions(compiled=args.compile)
@@ -500,9 +541,7 @@ class Learner(nn.Module):
 
     def use_functions(self, compiled: bool) -> None:
         """Take the functions of COMPILED as torch.compile makes them, or as they are."""
-        # The first option: the CPU compiler fuses loops that share nothing but their ranges, against the grain of one of them.
-        # The others choose kernels by timing them: not the same bits twice.
-        options = {"cpp.max_horizontal_fusion_size": 1, "shape_padding": False, "dynamic_scale_rblock": False}
+        options = COMPILER_OPTIONS.get(self.device.type, {})
         for function in COMPILED:
             fast = torch.compile(function, fullgraph=True, dynamic=False, options=options) if compiled else function
             setattr(self, function.__name__, fast)
@@ -543,42 +582,73 @@ class Learner(nn.Module):
         else:
             self._update()
 
+    @property
+    def captures(self) -> bool:
+        """Whether acting and updating shall be CUDA graphs."""
+        return self.args.cudagraphs and self.device.type == "cuda"
+
     def warm_up(self) -> None:
         """Compile what an environment step runs and, on a GPU, capture it; what this changes is put back.
 
-        Raises what the compiler, or capturing, raises.
+        Raises DoesNotWork for the one of the two that fails, torch.OutOfMemoryError, and TrainingError where the device is of no
+        use after a failure.
         """
-        capturing = self.device.type == "cuda" and self.args.cudagraphs
-        if not self.args.compile and not capturing:
+        if not self.args.compile and not self.captures:
             return
-        tensors = copy.deepcopy(self.state_dict())
+        tensors = {name: tensor.to("cpu", copy=True) for name, tensor in self.state_dict().items()}
         random_state = self.generator.get_state()
+        tried = "compile"
+        failure = None
         try:
             self._act()
             self._update()
-            if capturing:
+            self.action.cpu()  # waits for the device, whose errors come late
+            if self.captures:
+                tried = "cudagraphs"
                 self.capture()
-        finally:
+        except Exception as error:
+            if isinstance(root_of(error), torch.OutOfMemoryError):
+                raise root_of(error) from None
+            if not getattr(self.args, tried):  # neither compiled nor captured
+                raise
+            failure = DoesNotWork(tried, error)
+        try:
+            if failure:
+                self.generator = torch.Generator(self.device)  # the other one may believe that it is still captured
             self.load_state_dict(tensors)
             self.generator.set_state(random_state)
+        except RuntimeError as error:
+            raise TrainingError(f"{failure}; and after that {self.device} fails: {first_line(error)}") from None
+        if failure:
+            raise failure
+
+    def do_without(self, flag: str) -> None:
+        """Turn off what does not work: "compile" or "cudagraphs"."""
+        setattr(self.args, flag, False)
+        if not self.args.compile:
+            self.use_functions(compiled=False)
 
     def capture(self) -> None:
-        """Capture acting and updating as CUDA graphs; the bodies run, and change what they change."""
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        """Capture acting and updating as CUDA graphs; the bodies run, and change what they change.
+
+        On a stream of the learner's own: cuBLAS keeps a workspace for each stream and frees it with the first graph captured
+        there, and a capture that fails is left only with its stream.
+        """
+        self.stream = torch.cuda.Stream()
+        self.stream.wait_stream(torch.cuda.current_stream())
+        graphs = []
+        with torch.cuda.stream(self.stream):
             for _ in range(3):  # lets the libraries allocate what they must not allocate while capturing
                 self._act()
                 self._update()
-        torch.cuda.current_stream().wait_stream(stream)
-        gc.collect()  # the graph of another learner must not be destroyed in the middle of a capture
-        graphs = []
-        for body in (self._act, self._update):
-            graph = torch.cuda.CUDAGraph()
-            graph.register_generator_state(self.generator)
-            with torch.cuda.graph(graph):
-                body()
-            graphs.append(graph)
+            for body in (self._act, self._update):
+                graph = torch.cuda.CUDAGraph()
+                graph.register_generator_state(self.generator)
+                gc.collect()  # the graph of another learner must not be destroyed in the middle of a capture
+                with torch.cuda.graph(graph, stream=self.stream):
+                    body()
+                graphs.append(graph)
+        torch.cuda.current_stream().wait_stream(self.stream)
         self.act_graph, self.update_graph = graphs
 
     def copy_of(self, name: str) -> dict[str, torch.Tensor]:
@@ -616,47 +686,43 @@ class Learner(nn.Module):
         for_critics = args.utd * args.batch_size  # samples; behind them those of the actor and the temperature
         samples = for_critics + args.batch_size
         options = {"generator": self.generator, "device": self.device}
-        # float64: a float32 uniform has 24 bits, too few to index a million rows evenly
-        indices = (torch.rand(samples, dtype=torch.float64, **options) * self.filled).long()
-        low, high = args.beta_min, args.train_beta_max
-        beta = low + (high - low) * torch.rand(samples, **options)
+        position = torch.rand(samples, dtype=torch.float64, **options)
+        uniform = torch.rand(samples, **options)
         noise = torch.randn(samples + args.batch_size, self.action_dim, **options)
-        rows = self.replay[indices]
+        rows, beta = self.sample(self.replay, self.filled, position, uniform, args.beta_min, args.train_beta_max)
 
-        critic_metrics = self._update_critics(rows[:for_critics], beta[:for_critics], noise[:for_critics])
+        all_q, all_targets = self._update_critics(rows[:for_critics], beta[:for_critics], noise[:for_critics])
 
         batch = ActorBatch(rows[for_critics:, : self.obs_dim], beta[for_critics:], noise[for_critics:samples])
-        scales = adam_scales(self.counts["actor"], args.policy_lr, 1)[0]
+        scales = self.adam_scales(self.counts["actor"], args.policy_lr, 1)[0]
         actor_metrics = self.update_actor(self.actor, self.critic, self.temperature, self.moments["actor"], scales, batch)
 
         if args.autotune:
             batch = batch._replace(noise=noise[samples:])
-            scales = adam_scales(self.counts["temperature"], args.alpha_lr, 1)[0]
+            scales = self.adam_scales(self.counts["temperature"], args.alpha_lr, 1)[0]
             temperature_metrics = self.update_temperature(
                 self.actor, self.temperature, self.moments["temperature"], scales, batch, args.target_entropy
             )
         else:
             temperature_metrics = TemperatureMetrics(alpha_loss=torch.zeros((), device=self.device))
-        self.metrics += torch.stack([*critic_metrics, *actor_metrics, *temperature_metrics])  # in the order of METRICS
+        self.add_metrics(self.metrics, all_q, all_targets, actor_metrics, temperature_metrics)
 
-    def _update_critics(self, rows, beta, noise) -> CriticMetrics:
-        """The G critic updates of an environment step: rows (G*B, 2*O + A + 2), beta (G*B,), noise (G*B, A)."""
+    def _update_critics(self, rows, beta, noise) -> tuple[list, list]:
+        """The G critic updates of an environment step: rows (G*B, 2*O + A + 2), beta (G*B,), noise (G*B, A).
+
+        Returns q (N, B) and target (B,) of each.
+        """
         args = self.args
-        next_obs = rows[:, -self.obs_dim :]
-        next_action, entropy_bonus = self.prepare_targets(self.actor, self.temperature, next_obs, beta, noise)
-        all_scales = adam_scales(self.counts["critic"], self.q_lr, args.utd)
-        whole = CriticBatch(rows, beta, next_action, entropy_bonus)
+        whole = self.prepare_critics(self.actor, self.temperature, rows, beta, noise)
         minibatches = zip(*(part.split(args.batch_size) for part in whole), strict=True)
+        all_scales = self.adam_scales(self.counts["critic"], self.q_lr, args.utd)
         all_q, all_targets = [], []
         for scales, minibatch in zip(all_scales, minibatches, strict=True):
             batch = CriticBatch(*minibatch)
             q, target = self.update_critics(self.critic, self.target, self.moments["critic"], scales, batch, args.gamma, args.tau)
             all_q.append(q)
             all_targets.append(target)
-        # Once for all updates: on a GPU every sum is a kernel.
-        q = torch.stack(all_q)  # (G, N, B)
-        loss = torch.vmap(critic_loss)(q, torch.stack(all_targets)) / args.num_critics  # (G,)
-        return CriticMetrics(qf_loss=loss.mean(), qf_values=q.mean(), qf_std=q.std(1).mean())
+        return all_q, all_targets
 
 
 # Training: from here on the same in all four scripts ----------------------------------------------------------------------------
@@ -666,6 +732,17 @@ class UserError(ValueError):
 
 class TrainingError(RuntimeError):
     """Training cannot go on (a non-finite loss, a full disk): shown as one sentence, exit code 1."""
+
+
+class DoesNotWork(RuntimeError):
+    """What makes updates fast fails here: `flag` is the argument, "compile" or "cudagraphs", that turns it off."""
+
+    def __init__(self, flag: str, error: Exception):
+        self.flag = flag
+        what = {"compile": "torch.compile does", "cudagraphs": "CUDA graphs do"}[flag]
+        # A capture that is broken off raises once more at its end.
+        reason = reason_of(error if flag == "compile" else root_of(error))
+        super().__init__(f"{what} not work here ({reason}; --no-{flag} turns this off)")
 
 
 class EnvironmentFault(TrainingError):
@@ -902,24 +979,20 @@ class Run:
         self.bar.start_t = self.bar.last_print_t = time.time()
 
     def prepare(self) -> None:
-        """Compile and capture before the first step; where compiling fails, say why and go on without."""
+        """Compile and capture before the first step; what fails is turned off, for good, and what is left is tried."""
         if self.args.compile:
             self.bar.set_description_str("compiling the updates (10 to 60 s)")
-        try:
-            self.learner.warm_up()
-        except Exception as error:
-            if self.stopped_by:  # Ctrl-C in a terminal also ends the compiler, which then is there all the same
-                return
-            if not self.args.compile or isinstance(error, torch.OutOfMemoryError):
-                raise
-            tell(f"torch.compile does not work here: {reason_of(error)}")
-            tell("going on without it, slower; --no-compile turns it off")
-            self.args.compile = False
-            self.learner.use_functions(compiled=False)
-            self.keep_script()
-            self.learner.warm_up()
-        finally:
-            self.bar.set_description_str(self.run_dir.name[:40])
+        ready = False
+        while not ready and not self.stopped_by:
+            try:
+                self.learner.warm_up()
+                ready = True
+            except DoesNotWork as failure:
+                if not self.stopped_by:  # Ctrl-C in a terminal also ends the compiler, which then is there all the same
+                    tell(f"{failure}; the run goes on without, slower")
+                    self.learner.do_without(failure.flag)
+                    self.keep_script()
+        self.bar.set_description_str(self.run_dir.name[:40])
 
     def begin_episode(self) -> None:
         """Reset with a seed of the episode's own; the actions of an episode that is resumed are repeated."""
@@ -1431,6 +1504,7 @@ def set_up_torch(args: Args, device: torch.device) -> None:
         if device.type == "cpu" and precision == "highest":
             tell("--matmul-precision medium would be up to twice as fast here, with bfloat16 products (README, Precision)")
     torch.set_float32_matmul_precision(precision)
+    warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")  # exact float32 is on purpose
     torch.compiler.reset()  # what earlier runs of this process compiled would count against the limit of recompilations
 
 
@@ -1614,6 +1688,13 @@ def command(option: str, path: Path, folder: Path) -> str:
 
 def first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [repr(error)])[0]
+
+
+def root_of(error: BaseException) -> BaseException:
+    """The exception with which a chain of them began."""
+    while (earlier := error.__cause__ or error.__context__) is not None:
+        error = earlier
+    return error
 
 
 def reason_of(error: BaseException) -> str:

@@ -84,7 +84,7 @@ class Subject:
     def mean_q(self, obs: np.ndarray, action: np.ndarray) -> np.ndarray:
         """The ensemble's mean: obs (B, O), action (B, A) -> (B,)."""
         seen, *condition = self.module.network_inputs(obs, self.condition)
-        return self.critic(seen, torch.from_numpy(action), *condition).mean(0).numpy()
+        return self.critic(torch.cat([seen, torch.from_numpy(action), *condition], 1)).mean(0).numpy()
 
 
 def measure(subject, env, endless_envs: list, sizes: Sizes, seed: int) -> tuple[float, float]:

@@ -104,7 +104,8 @@ def test_what_is_measured_is_the_script_s_own(name):
     seen = [] if name == "vanilla_rac" else [torch.full((5, 1), np.log(subject.condition), dtype=torch.float64)]
     with torch.no_grad():
         output = subject.actor.double()(torch.tensor(obs).double(), *seen)
-        q = subject.critic.double()(torch.tensor(obs).double(), torch.tensor(action).double(), *seen).mean(0).numpy()
+        inputs = torch.cat([torch.tensor(obs).double(), torch.tensor(action).double(), *seen], 1)
+        q = subject.critic.double()(inputs).mean(0).numpy()
     if name == "rac_td3":
         np.testing.assert_allclose(action, np.clip(output.numpy() + 0.1 * noise, -1, 1), atol=1e-5)
         np.testing.assert_allclose(continued, output.numpy(), atol=1e-5)

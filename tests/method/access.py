@@ -1,6 +1,6 @@
 """How the tests of the mathematics reach into a script: a class for each of the four algorithms, with what is its own.
 
-Each class says how the script's functions are called (prepare_targets, update_critics, update_actor, update_temperature), and
+Each class says how the script's functions are called (prepare_critics, update_critics, update_actor, update_temperature), and
 puts the same step together from reference.py (exact_next_action, exact_target, exact_actor_loss, exact_temperature_loss). A fork
 that changes a layer, a loss or the arguments of a function changes the same here or there.
 """
@@ -187,22 +187,21 @@ class RacSac:
     def upq_target(self, q_next, beta, reward, terminated, gamma, entropy_bonus):
         return self.script.upq_target(q_next, beta, reward, terminated, gamma, entropy_bonus)
 
-    def prepare_targets(self, learner, batch):
-        """-> next action, entropy bonus."""
-        return learner.prepare_targets(learner.actor, learner.temperature, batch.parts.next_obs, batch.condition, batch.noise)
+    def prepare_critics(self, learner, batch):
+        """-> the script's CriticBatch."""
+        return learner.prepare_critics(learner.actor, learner.temperature, batch.rows, batch.condition, batch.noise)
 
     def critic_step(self, learner, batch, lr):
-        """prepare_targets and update_critics -> next action, entropy bonus, q (N, B), target (B,)."""
+        """prepare_critics and update_critics -> next action, entropy bonus, q (N, B), target (B,)."""
         with torch.no_grad():
-            prepared = self.prepare_targets(learner, batch)
+            prepared = self.prepare_critics(learner, batch)
+            next_action = prepared.next_inputs[:, learner.obs_dim : learner.obs_dim + learner.action_dim]
+            bonus = prepared.entropy_bonus if self.has_entropy else torch.zeros(len(next_action))
             networks = (learner.critic, learner.target, learner.moments["critic"], self.scales(learner, "critic", lr))
-            return *prepared, *self.update_critics(learner, networks, batch, *prepared)
+            return next_action, bonus, *self.update_critics(learner, networks, batch, prepared)
 
-    def update_critics(self, learner, networks, batch, next_action, entropy_bonus):
-        inputs = self.script.CriticBatch(
-            rows=batch.rows, beta=batch.condition, next_action=next_action, entropy_bonus=entropy_bonus
-        )
-        return learner.update_critics(*networks, inputs, learner.args.gamma, learner.args.tau)
+    def update_critics(self, learner, networks, batch, prepared):
+        return learner.update_critics(*networks, prepared, learner.args.gamma, learner.args.tau)
 
     def actor_batch(self, batch):
         return self.script.ActorBatch(obs=batch.parts.obs, beta=batch.condition, noise=batch.noise)
@@ -219,7 +218,7 @@ class RacSac:
         return learner.update_temperature(*networks, scales, self.actor_batch(batch), target_entropy)
 
     def inputs(self, *parts):
-        """The inputs of a network, of which the last one tells the condition: all that it sees."""
+        """The inputs of the actor, of which the last one tells the condition: all that it sees. The critics see them as one."""
         return parts
 
     # The same in float64; `exact` as from exact(), `batch` in float64
@@ -286,13 +285,8 @@ class RacTd3(RacSac):
     def upq_target(self, q_next, beta, reward, terminated, gamma, entropy_bonus):
         return self.script.upq_target(q_next, beta, reward, terminated, gamma)
 
-    def prepare_targets(self, learner, batch):
-        inputs = (batch.parts.next_obs, batch.condition, batch.noise, learner.args.noise_clip)
-        return learner.prepare_targets(learner.actor, *inputs), torch.zeros_like(batch.condition)
-
-    def update_critics(self, learner, networks, batch, next_action, entropy_bonus):
-        inputs = self.script.CriticBatch(rows=batch.rows, beta=batch.condition, next_action=next_action)
-        return learner.update_critics(*networks, inputs, learner.args.gamma, learner.args.tau)
+    def prepare_critics(self, learner, batch):
+        return learner.prepare_critics(learner.actor, batch.rows, batch.condition, batch.noise, learner.args.noise_clip)
 
     def actor_batch(self, batch):
         return self.script.ActorBatch(obs=batch.parts.obs, beta=batch.condition)
@@ -325,14 +319,13 @@ class VanillaRac(RacSac):
     def temperature_shapes(self, args):
         return {"log_alpha": (1,)}
 
-    def prepare_targets(self, learner, batch):
-        return learner.prepare_targets(learner.actor, learner.temperature, batch.parts.next_obs, batch.noise)
+    def prepare_critics(self, learner, batch):
+        return learner.prepare_critics(learner.actor, learner.temperature, batch.rows, batch.noise)
 
-    def update_critics(self, learner, networks, batch, next_action, entropy_bonus):
-        inputs = self.script.CriticBatch(rows=batch.rows, next_action=next_action, entropy_bonus=entropy_bonus)
+    def update_critics(self, learner, networks, batch, prepared):
         subset = self.script.Subset(size=batch.size, keys=batch.keys)
         args = learner.args
-        return learner.update_critics(*networks, inputs, subset, args.target_rule, args.beta, args.gamma, args.tau)
+        return learner.update_critics(*networks, prepared, subset, args.target_rule, args.beta, args.gamma, args.tau)
 
     def actor_batch(self, batch):
         return self.script.ActorBatch(obs=batch.parts.obs, noise=batch.noise)
@@ -366,11 +359,13 @@ class RacItm(RacSac):
         size = torch.randint(1, members + 1, (samples,), generator=generator).float()
         return size, torch.rand(members, samples, generator=generator)
 
-    def update_critics(self, learner, networks, batch, next_action, entropy_bonus):
-        inputs = self.script.CriticBatch(
-            rows=batch.rows, k=batch.condition, next_action=next_action, entropy_bonus=entropy_bonus, size=batch.size
-        )
-        return learner.update_critics(*networks, inputs, batch.keys, learner.args.gamma, learner.args.tau)
+    def prepare_critics(self, learner, batch):
+        uniform = torch.full_like(batch.condition, 0.5)
+        inputs = (batch.rows, batch.condition, batch.noise, uniform)
+        return learner.prepare_critics(learner.actor, learner.temperature, *inputs)._replace(size=batch.size)
+
+    def update_critics(self, learner, networks, batch, prepared):
+        return learner.update_critics(*networks, prepared, batch.keys, learner.args.gamma, learner.args.tau)
 
     def actor_batch(self, batch):
         return self.script.ActorBatch(obs=batch.parts.obs, k=batch.condition, noise=batch.noise)

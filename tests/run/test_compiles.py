@@ -1,5 +1,6 @@
 """torch.compile: before the first step, where it fails, interrupted, and exact all the same."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -8,7 +9,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import assert_same_networks, assert_same_run, checkpoint_of, every_script, messages, wait_until
+from conftest import (
+    assert_same_networks,
+    assert_same_run,
+    checkpoint_of,
+    every_script,
+    load_script,
+    messages,
+    sentence_of,
+    wait_until,
+)
 from toy_envs import Start
 
 import rac_sac
@@ -43,30 +53,142 @@ def test_compiled_before_the_first_step(cli, toy):
     assert_same_run(cli.folder / "runs/eager", cli.run_dir)
 
 
-def failing(function):
-    def call(*arguments):
+# ------------------------------------------------------------------------------------------------ what fails is turned off
+class FakeGraphs:
+    """Stands in for streams and graphs of torch.cuda. Acting is captured; capturing updates raises `error` at its "begin", in its
+    "body" (and, as CUDA does, another one at its end), or at its "end"."""
+
+    def __init__(self, patch, script, fails: str, error: Exception):
+        self.fails = fails
+        self.error = error
+        self.captures = 0
+        self.capturing = False
+        patch.setattr(script.Learner, "captures", property(lambda learner: learner.args.cudagraphs))
+        patch.setattr(torch.cuda, "Stream", lambda: self)
+        patch.setattr(torch.cuda, "current_stream", lambda: self)
+        patch.setattr(torch.cuda, "stream", contextlib.nullcontext)
+        patch.setattr(torch.cuda, "CUDAGraph", lambda: self)
+        patch.setattr(torch.cuda, "graph", self.capture)
+
+    def wait_stream(self, stream):
+        pass
+
+    def register_generator_state(self, generator):
+        pass
+
+    @contextlib.contextmanager
+    def capture(self, graph, stream):
+        assert graph is stream is self
+        self.captures += 1
+        if self.captures == 2 and self.fails == "begin":
+            raise self.error
+        self.capturing = True
         try:
-            raise OSError("g++: error: no such compiler")
-        except OSError as error:
-            raise RuntimeError("backend failed:\nlong explanation\n") from error
+            yield
+        except RuntimeError:
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture") from None
+        finally:
+            self.capturing = False
+        if self.captures == 2 and self.fails == "end":
+            raise self.error
 
-    return call
+    def raising_within(self, function):
+        """A function of an update that cannot be captured."""
+
+        def call(*arguments):
+            if self.capturing and self.fails == "body" and function.__name__ == "update_actor":
+                raise self.error
+            return function(*arguments)
+
+        return call
 
 
-def test_a_failing_compiler(cli, toy):
-    """It says the reason and the flag; the run goes on as if that had been given."""
+def raising(at):
+    """A compiler whose function of the name `at` raises."""
+
+    def wrap(function):
+        def call(*arguments):
+            if function.__name__ != at:
+                return function(*arguments)
+            try:
+                raise OSError("g++: error: no such compiler")
+            except OSError as error:
+                raise RuntimeError("backend failed:\nlong explanation\n") from error
+
+        return call
+
+    return wrap
+
+
+@every_script
+@pytest.mark.parametrize("at", ["sample", "update_actor"])
+def test_a_failing_compiler(cli, toy, at):
+    """Before anything has changed, or after the critics have: the run goes on as if it had been turned off, and says so once."""
     env_id = toy(Start)
     cli.call("--env-id", env_id, *cli.brief, "--run-name", "eager")
-    fake_compiler(cli.monkeypatch, failing)
-    result = cli.call("--env-id", env_id, *compiled(cli.brief))
-    said = " ".join(messages(result.stderr))
-    assert "g++: error: no such compiler" in said
-    assert "--no-compile" in said
-    assert "long explanation" not in said
+    fake_compiler(cli.monkeypatch, raising(at))
+    (line,) = messages(cli.call("--env-id", env_id, *compiled(cli.brief)).stderr)
+    assert "(g++: error: no such compiler; --no-compile turns this off)" in line
     assert_same_run(cli.folder / "runs/eager", cli.run_dir)
-    assert json.loads((cli.run_dir / "config.json").read_text())["args"]["compile"] is False
-    assert checkpoint_of(cli.run_dir)["args"]["compile"] is False
+    check_modes(cli, compile=False, cudagraphs=True)
+
+
+@every_script
+@pytest.mark.parametrize("fails", ["begin", "body", "end"])
+def test_a_failing_capture(cli, toy, fails):
+    """In its body the parameters have changed already. What is compiled stays so."""
+    env_id = toy(Start)
+    cli.call("--env-id", env_id, *cli.brief, "--run-name", "eager")
+    with cli.monkeypatch.context() as patch:
+        graphs = FakeGraphs(patch, load_script(cli.script), fails, RuntimeError("CUDA error: not permitted"))
+        fake_compiler(patch, graphs.raising_within)
+        (line,) = messages(cli.call("--env-id", env_id, *compiled(cli.brief)).stderr)
+        assert line.startswith("CUDA graphs do not work here (CUDA error: not permitted; --no-cudagraphs turns this off)")
+        assert_same_run(cli.folder / "runs/eager", cli.run_dir)
+        check_modes(cli, compile=True, cudagraphs=False)
+
+
+def test_nothing_works(cli, toy):
+    """Neither compiling nor capturing: a sentence for each, and eager is left."""
+    env_id = toy(Start)
+    cli.call("--env-id", env_id, *cli.brief, "--run-name", "eager")
+    FakeGraphs(cli.monkeypatch, rac_sac, "begin", RuntimeError("no graphs"))
+    fake_compiler(cli.monkeypatch, raising("add_metrics"))
+    first, second = messages(cli.call("--env-id", env_id, *compiled(cli.brief)).stderr)
+    assert first.startswith("torch.compile does not work here")
+    assert second.startswith("CUDA graphs do not work here (no graphs;")
+    assert_same_run(cli.folder / "runs/eager", cli.run_dir)
+    check_modes(cli, compile=False, cudagraphs=False)
+
+
+def check_modes(cli, **modes):
+    """What was reached stands in config.json and in the checkpoint, and a run that is resumed begins with it."""
+    saved = [json.loads((cli.run_dir / "config.json").read_text()), checkpoint_of(cli.run_dir)]
+    assert [{name: file["args"][name] for name in modes} for file in saved] == [modes, modes]
     assert messages(cli.call("--resume", cli.run_dir, "--total-timesteps", "70").stderr) == []
+    assert {name: checkpoint_of(cli.run_dir)["args"][name] for name in modes} == modes
+
+
+def test_out_of_memory_in_a_capture(cli, toy):
+    """Nothing smaller is tried: the run ends."""
+    FakeGraphs(cli.monkeypatch, rac_sac, "begin", torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore"))
+    line = sentence_of(cli.call("--env-id", toy(Start), *cli.brief, code=1))
+    assert "stopped at step 0: CUDA out of memory. Tried to allocate 2 GiB.; the last checkpoint is of step 0" in line
+
+
+def test_a_device_that_is_of_no_use_any_more(cli, toy):
+    """What a failure has changed cannot be put back: both reasons, and the flag with which the run can go on."""
+
+    def gone(*_):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore")
+
+    with cli.monkeypatch.context() as patch:
+        FakeGraphs(patch, rac_sac, "begin", RuntimeError("no graphs"))
+        patch.setattr(rac_sac.Learner, "load_state_dict", gone)
+        line = sentence_of(cli.call("--env-id", toy(Start), *cli.brief, code=1))
+    assert "CUDA graphs do not work here (no graphs; --no-cudagraphs turns this off)" in line
+    assert "; and after that cpu fails: CUDA error: an illegal memory access was encountered; the last checkpoint" in line
+    cli.call("--resume", cli.run_dir)
 
 
 def test_a_signal_while_compiling(cli, toy):

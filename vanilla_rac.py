@@ -2230,26 +2230,27 @@ def run_command_line() -> int:
     return 128 + stopped_by[0]
 
 
-def main() -> None:
+def main() -> int:
     """The command line: errors of the user are one sentence and exit code 2, failures of training exit code 1."""
-    before = set(threading.enumerate())
     try:
-        code = run_command_line()
+        return run_command_line()
     except KeyboardInterrupt:
-        code = 128 + signal.SIGINT
+        return 128 + signal.SIGINT
     except (UserError, TrainingError) as error:
         print(f"error: {error}", file=sys.stderr)
-        code = 2 if isinstance(error, UserError) else 1
+        return 2 if isinstance(error, UserError) else 1
     except Exception:
         traceback.print_exc()
-        code = 1
-    left = set(threading.enumerate()) - before
-    if any(not thread.daemon for thread in left):  # an environment's, for which Python would wait for ever
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        return 1
+
+
+def leave(code: int) -> None:
+    """End the process, in ten seconds at the latest: Python waits for threads, and an environment may have left one for ever."""
+    timer = threading.Timer(10.0, os._exit, (code,))
+    timer.daemon = True
+    timer.start()
     sys.exit(code)
 
 
 if __name__ == "__main__":
-    main()
+    leave(main())

@@ -1,15 +1,16 @@
-"""A machine with a GPU in three commands, each of at most --minutes; without a GPU they do the same on the CPU.
+"""A machine with a GPU in three commands. Each takes at most --minutes and leaves one file in --out, to be sent back.
 
-    python benchmark/gpu.py check --out results/
-    python benchmark/gpu.py speed --out results/
-    python benchmark/gpu.py train --out results/ --env-ids Walker2d-v4 Hopper-v4 --seeds 4 --run-root runs
+    python benchmark/gpu.py check
+    python benchmark/gpu.py speed
+    python benchmark/gpu.py train --env-ids Walker2d-v4 Hopper-v4 --seeds 4
 
-check runs the tests, those of CUDA included. speed times all modes and precisions at each environment's sizes. train lets several
-runs share the GPU, evaluations deferred; the same command again goes on with all of them, and when a run has been trained to its
-end `python rac_sac.py --resume runs/NAME` plays what is pending, on any machine. Each leaves <command>.csv and <command>.json in
---out. What follows a lone -- goes to pytest, to throughput.py, or to the scripts.
+check runs the tests that need a GPU, then all others as far as the time goes. speed times all modes and precisions at each
+environment's sizes. train lets several runs share the GPU, evaluations deferred; the same command again goes on with all of them,
+and when a run has been trained to its end `python rac_sac.py --resume runs/NAME` plays what is pending, on any machine. What
+follows a lone -- goes to pytest, to throughput.py, or to the scripts. Without a GPU they do the same on the CPU.
 """
 
+import contextlib
 import itertools
 import json
 import os
@@ -19,7 +20,7 @@ import sys
 import time
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -28,14 +29,23 @@ import torch
 import tyro
 from experiments import HOUSEKEEPING, given
 from job import last_row, number
-from measure import ROOT, about, fail, table, words, write
+from measure import ROOT, about, fail, table, words
+
+GRACE = 45.0  # seconds that are left to what is stopped, to end by itself
+# A process each, the most telling first: what is done when the time is up is kept. Others are compared to the first mode of each.
+SPEEDS = (
+    ("auto", ("compile+graph", "compile+graph+fewer")),
+    ("high", ("compile+graph", "compile+graph+fewer")),
+    ("auto", ("compile+graph", "compile", "graph", "eager")),
+)
+SPEEDS_WITHOUT_A_GPU = (("auto", ("compile", "eager")), ("medium", ("compile",)))
 
 
 @dataclass
 class Options:
     command: Annotated[Literal["check", "speed", "train"], tyro.conf.Positional]  # what to do
     out: Path = Path("results")  # the folder of the results
-    minutes: float = 9.0  # after which what is running is stopped
+    minutes: float = 9.0  # after which nothing runs any more
     env_ids: tuple[str, ...] = ("Ant-v4",)  # speed: whose sizes; train: the environments
     scripts: tuple[str, ...] = ("rac_sac",)  # speed, train: the scripts
     seeds: int = 2  # train: runs of each script in each environment, with seeds 1, 2, ...
@@ -43,73 +53,86 @@ class Options:
     more: tyro.conf.Suppress[tuple[str, ...]] = ()  # what follows a lone --
 
 
-def run_all(commands: list[list[str]], logs: list[Path], seconds: float, stop=signal.SIGTERM, **environment: str) -> list[int]:
-    """Run the commands side by side, their output in `logs`; the signal `stop` after `seconds` or on Ctrl-C; exit codes."""
+def run_all(commands: list[list[str]], logs: list[Path], end: float, stop=signal.SIGTERM, **environment: str) -> list[int]:
+    """Run commands side by side, their output in `logs`; returns their exit codes.
+
+    They get the signal `stop` shortly before `end`, a time of time.monotonic(), or on Ctrl-C, and are killed when that has not
+    ended them.
+    """
     processes = []
     for command, log in zip(commands, logs, strict=True):
         with open(log, "wb") as output:
-            processes.append(subprocess.Popen(command, cwd=ROOT, env={**os.environ, **environment}, stdout=output, stderr=output))
+            how = {"stdout": output, "stderr": output, "start_new_session": True}
+            processes.append(subprocess.Popen(command, cwd=ROOT, env={**os.environ, **environment}, **how))
+    left = end - time.monotonic()
     try:
-        deadline = time.monotonic() + seconds
-        for process in processes:
-            process.wait(max(0.0, deadline - time.monotonic()))
+        wait_for(processes, end - min(GRACE, left / 2))
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
         for process in processes:
             process.send_signal(stop)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            wait_for(processes, min(end, time.monotonic() + GRACE))
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
     return [process.wait() for process in processes]
 
 
-def check(options: Options, seconds: float) -> tuple[list[dict], bool]:
-    """A row for each test: its name, outcome and seconds; whether all passed."""
-    found = options.out / "tests.xml"
-    found.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "pytest", "-m", "not benchmark", f"--junitxml={found.resolve()}", *options.more]
-    (code,) = run_all([command], [options.out / "check.log"], seconds, signal.SIGINT)  # on which it writes what it has
-    rows = []
-    for case in ElementTree.parse(found).iter("testcase") if found.exists() else ():
-        outcome = next((child.tag for child in case if child.tag in ("failure", "error", "skipped")), "passed")
-        name = f"{case.get('classname')}::{case.get('name')}"
-        rows.append({"test": name, "outcome": outcome, "seconds": float(case.get("time"))})
+def wait_for(processes: list[subprocess.Popen], deadline: float) -> None:
+    """subprocess.TimeoutExpired when not all of them have ended by then."""
+    for process in processes:
+        process.wait(max(0.0, deadline - time.monotonic()))
+
+
+def check(options: Options, end: float) -> tuple[list[dict], list[Path], bool]:
+    """A row for each test: its name, outcome and seconds."""
+    rows, logs, well = [], [], True
+    for name, selection in (("gpu", "cuda"), ("others", "not cuda and not benchmark")):
+        found = options.out / f"{name}.xml"
+        found.unlink(missing_ok=True)
+        logs.append(options.out / f"check-{name}.log")
+        command = [sys.executable, "-m", "pytest", "-m", selection, f"--junitxml={found.resolve()}", *options.more]
+        (code,) = run_all([command], logs[-1:], end, signal.SIGINT)  # on which it writes what it has
+        cases = list(ElementTree.parse(found).iter("testcase")) if found.exists() else []
+        for case in cases:
+            outcome = next((child.tag for child in case if child.tag in ("failure", "error", "skipped")), "passed")
+            rows.append(
+                {"test": f"{case.get('classname')}::{case.get('name')}", "outcome": outcome, "seconds": float(case.get("time"))}
+            )
+        counted = {"tests": name, "passed": 0, "failure": 0, "error": 0, "skipped": 0}
+        print(table([{**counted, **Counter(row["outcome"] for row in rows[len(rows) - len(cases) :])}]))
+        if code not in (0, 5):  # 5: none was selected
+            print(f"pytest ended with exit code {code}{', stopped before all tests were run' if code == 2 else ''}")
+            well = False
     if not rows:
-        fail(f"the tests ended with exit code {code} and without results; {options.out / 'check.log'} says why.")
-    print(table([{"passed": 0, "failure": 0, "error": 0, "skipped": 0, **Counter(row["outcome"] for row in rows)}]))
-    print(f"pytest ended with exit code {code}{', stopped before all tests were run' if code == 2 else ''}")
-    return rows, code == 0
+        fail(f"no test was run; {logs[0]} says why.")
+    return rows, logs, well
 
 
-def speed(options: Options, seconds: float) -> tuple[list[dict], bool]:
-    """A row for each script, mode, precision and environment, as throughput.py has it; whether all was measured."""
-    cuda, rows, failed = torch.cuda.is_available(), [], False
-    modes = ["eager", "compile", "graph", "compile+graph"] if cuda else ["eager", "compile"]
-    how = [
-        "--matmul-precision",
-        "auto",
-        "high" if cuda else "medium",
-        "--modes",
-        *modes,
-        "--scripts",
-        *options.scripts,
-        "--repeats",
-        "3",
-        "--loop-steps",
-        "500" if cuda else "20",
-    ]
-    for env_id in options.env_ids:
-        folder = options.out / f"speed-{env_id}"
+def speed(options: Options, end: float) -> tuple[list[dict], list[Path], bool]:
+    """A row for each script, mode, precision and environment, as throughput.py has it."""
+    cuda = torch.cuda.is_available()
+    rows, logs, well = [], [], True
+    for env_id, (precision, modes) in itertools.product(options.env_ids, SPEEDS if cuda else SPEEDS_WITHOUT_A_GPU):
+        folder = options.out / f"speed-{env_id}-{precision}-{len(modes)}"
         folder.mkdir(exist_ok=True)
-        command = [sys.executable, "benchmark/speed/throughput.py", *how, "--env-id", env_id, "--out", str(folder.resolve())]
-        (code,) = run_all([[*command, *options.more]], [folder / "speed.log"], seconds / len(options.env_ids))
-        print((folder / "speed.log").read_text())
-        if code:
-            failed = f"throughput.py ended with exit code {code} for {env_id}; {folder / 'speed.log'} says why, if not --minutes"
-            print(failed, file=sys.stderr)
-        else:
+        command = [sys.executable, "benchmark/speed/throughput.py", "--env-id", env_id, "--out", str(folder.resolve())]
+        command += ["--matmul-precision", precision, "--modes", *modes, "--scripts", *options.scripts, "--repeats", "3"]
+        command += ["--loop-steps", "500" if cuda else "20"]
+        logs.append(folder / "speed.log")
+        (code,) = run_all([[*command, *options.more]], logs[-1:], end)
+        print(logs[-1].read_text(), flush=True)
+        if code == 0:
             rows += [{"env_id": env_id, **row} for row in json.loads((folder / "throughput.json").read_text())["rows"]]
-    return rows, not failed
+        else:
+            print(f"throughput.py ended with exit code {code}; {logs[-1]} says why, if the time was not up", file=sys.stderr)
+            well = False
+    return rows, logs, well
 
 
-def train(options: Options, seconds: float) -> tuple[list[dict], bool]:
-    """A row for each run: its step, its steps per second in this call, the last evaluation played; whether none failed."""
+def train(options: Options, end: float) -> tuple[list[dict], list[Path], bool]:
+    """A row for each run: its step, its steps per second in this call, the last evaluation played."""
     runs = list(itertools.product(range(1, options.seeds + 1), options.env_ids, options.scripts))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     share = max(1, cores // len(runs))
@@ -123,8 +146,9 @@ def train(options: Options, seconds: float) -> tuple[list[dict], bool]:
             how = ["--resume", str(root / names[-1])]
         how += ["--eval-workers", str(max(1, share - 1)), "--max-pending-evaluations", "1000000", *options.more]
         commands.append([sys.executable, f"{script}.py", *how])
+    logs = [root / f"{name}.log" for name in names]
     before = [last_row(root / name, "train.csv") for name in names]
-    codes = run_all(commands, [root / f"{name}.log" for name in names], seconds, OMP_NUM_THREADS=str(share))
+    codes = run_all(commands, logs, end, OMP_NUM_THREADS=str(share))
     for name, old, code in zip(names, before, codes, strict=True):
         new, evaluated = last_row(root / name, "train.csv"), last_row(root / name, "eval.csv")
         steps, passed = (number(new, key) - number(old, key) for key in ("global_step", "charts/wall_seconds"))
@@ -141,14 +165,28 @@ def train(options: Options, seconds: float) -> tuple[list[dict], bool]:
     print(table(rows))
     print(f"together {sum(row['steps_per_second'] for row in rows):.1f} steps per second, random steps included")
     print(f"logs: {root}/*.log; exit code {128 + signal.SIGTERM}: stopped with a checkpoint, the same command goes on")
-    return rows, all(code in (0, 128 + signal.SIGTERM, -signal.SIGTERM) for code in codes)  # the last: before it had begun
+    files = [root / name / file for name in names for file in ("eval.csv", "train.csv", "config.json")]
+    stopped = (128 + signal.SIGTERM, -signal.SIGTERM)  # the second: before it had begun
+    return rows, [*logs, *files], all(code in (0, *stopped) for code in codes)
+
+
+def write(options: Options, machine: dict, rows: list[dict], files: list[Path]) -> Path:
+    """All that was found, and the text of the files beside it, as one file."""
+    texts = {str(path): path.read_text(errors="replace")[-1_000_000:] for path in files if path.exists()}
+    path = options.out / f"{options.command}.json"
+    temporary = path.with_suffix(".tmp")
+    content = {"machine": machine, "options": asdict(options), "rows": rows, "files": texts}
+    temporary.write_text(json.dumps(content, indent=2, default=str) + "\n")
+    temporary.replace(path)
+    return path
 
 
 def main() -> None:
-    given = sys.argv[1:]
-    end = given.index("--") if "--" in given else len(given)
-    options = tyro.cli(Options, args=given[:end], description=__doc__)
-    options.more = tuple(given[end + 1 :])
+    arguments = sys.argv[1:]
+    split = arguments.index("--") if "--" in arguments else len(arguments)
+    options = tyro.cli(Options, args=arguments[:split], description=__doc__)
+    options.more = tuple(arguments[split + 1 :])
+    end = time.monotonic() + 60 * options.minutes
     if options.minutes <= 0 or options.seeds < 1 or not options.env_ids or not options.scripts:
         fail("minutes must be above 0, seeds at least 1, and env_ids and scripts must name something.")
     try:
@@ -159,9 +197,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what it has started is stopped as by Ctrl-C
     machine = about(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     print(words(machine), flush=True)
-    rows, well = {"check": check, "speed": speed, "train": train}[options.command](options, 60 * options.minutes)
-    if rows:
-        write(options.out, options.command, machine, options, rows)
+    rows, files, well = {"check": check, "speed": speed, "train": train}[options.command](options, end)
+    print(f"to send back: {write(options, machine, rows, files)}")
     sys.exit(0 if well else 1)
 
 

@@ -27,6 +27,7 @@ BRIEF = """
 """.split()
 SCRIPTS = ("rac_sac", "rac_td3", "vanilla_rac", "rac_itm")
 CONDITIONS = {"rac_sac": "beta", "rac_td3": "beta", "vanilla_rac": "beta", "rac_itm": "k"}
+needs_gpu = (pytest.mark.cuda, pytest.mark.skipif("not torch.cuda.is_available()", reason="needs a GPU"))
 every_script = pytest.mark.parametrize("cli", SCRIPTS, indirect=True)
 
 
@@ -132,13 +133,12 @@ class CommandLine:
             patch.chdir(self.folder)
             patch.setattr(sys, "argv", [str(self.script), *map(str, arguments)])
             patch.setattr(os, "_exit", exits_at_once)
-            ended = 0
             try:
-                load_script(self.script).main()
-            except SystemExit as error:
-                ended = error.code
+                ended = load_script(self.script).main()
+            except SystemExit as error:  # of the command line's parser
+                ended = error.code or 0
         out, err = self.capsys.readouterr()
-        assert code in (ended or 0, None), f"exit code {ended}, wanted {code}\n{out}\n{err}"
+        assert code in (ended, None), f"exit code {ended}, wanted {code}\n{out}\n{err}"
         return subprocess.CompletedProcess(arguments, code, out, err)
 
     def train(self, name: str, *arguments: str, env_id: str = "Hopper-v4") -> Path:

@@ -11,6 +11,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from unittest import mock
 
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as the scripts do when they are the program
 
@@ -41,16 +42,20 @@ def fail(sentence: str) -> None:
     sys.exit(2)
 
 
-def make_learner(script: str, sizes: Sizes, compile: bool = True, cudagraphs: bool = True, precision: str = "auto"):
-    """A script's module, an environment, and a learner with a full replay of random numbers; sets torch's precision."""
+def make_learner(script: str, sizes: Sizes, mode: str = "compile+graph", precision: str = "auto"):
+    """A script's module, an environment, and a learner with a full replay of random numbers; sets torch's precision.
+
+    mode: "eager", or "compile", "graph" or both, joined by +; behind them names of FEWER_KERNELS of the script, or "fewer": all.
+    ValueError where the script refuses its arguments, RuntimeError where the mode does not work here.
+    """
     if not (ROOT / f"{script}.py").is_file():
         fail(f"there is no script {script}.py; give names such as rac_sac.")
     module = importlib.import_module(script)
     env = module.FlatEnv(sizes.env_id)
     args = module.Args(
         **{name: getattr(sizes, name) for name in Sizes.__dataclass_fields__},
-        compile=compile,
-        cudagraphs=cudagraphs,
+        compile="compile" in mode,
+        cudagraphs="graph" in mode,
         matmul_precision=precision,
         total_timesteps=20_000,
         buffer_size=20_000,
@@ -58,7 +63,9 @@ def make_learner(script: str, sizes: Sizes, compile: bool = True, cudagraphs: bo
     args = module.check_args(args, env.action_dim)
     device = module.choose_device(args, None)
     module.set_up_torch(args, device)
-    learner = module.Learner(args, env.obs_dim, env.action_dim, device)
+    fewer = {name: value for name, value in module.FEWER_KERNELS.items() if "fewer" in mode or name in mode}
+    with mock.patch.dict(module.COMPILER_OPTIONS, cuda={**module.COMPILER_OPTIONS["cuda"], **fewer}):
+        learner = module.Learner(args, env.obs_dim, env.action_dim, device)
     learner.replay.normal_(generator=torch.Generator(device).manual_seed(0))
     learner.replay[:, env.obs_dim + env.action_dim + 1] = 0  # nothing terminates
     learner.filled.fill_(len(learner.replay))

@@ -4,6 +4,7 @@
 """
 
 import copy
+import gc
 import itertools
 
 import access
@@ -12,10 +13,11 @@ import pytest
 import reference
 import torch
 from access import ACT, BATCH, MEMBERS, OBS
+from conftest import needs_gpu
 from reference import relative_error
 
-DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
-on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+DEVICES = ["cpu", pytest.param("cuda", marks=needs_gpu)]
+on_cuda = pytest.mark.parametrize("device", DEVICES[1:])
 sac_family = pytest.mark.kinds("sac", "vanilla", "itm")
 upq_family = pytest.mark.kinds("sac", "td3", "vanilla")
 conditioned = pytest.mark.kinds("sac", "td3", "itm")
@@ -686,9 +688,12 @@ def test_subset_sizes_of_redq(method, min_size, sizes):
 
 
 # ----------------------------------------------------------------------------------------------------- compiled functions
-WAYS = [("cpu", True, False)]  # device, compile, cudagraphs
-if torch.cuda.is_available():
-    WAYS += [("cuda", True, False), ("cuda", False, True), ("cuda", True, True)]
+WAYS = [  # device, compile, cudagraphs
+    ("cpu", True, False),
+    pytest.param("cuda", True, False, marks=needs_gpu),
+    pytest.param("cuda", False, True, marks=needs_gpu),
+    pytest.param("cuda", True, True, marks=needs_gpu),
+]
 
 
 @pytest.mark.slow
@@ -767,10 +772,10 @@ def test_warm_up_leaves_no_trace(method, monkeypatch, failing):
 
 
 @on_cuda
-def test_captured_acting_equals_eager(method):
+def test_captured_acting_equals_eager(method, device):
     """To the bit, over observations that change and updates in between, of the same transitions and noise."""
-    eager = method.learner("cuda", cudagraphs=False)
-    captured = method.learner("cuda", cudagraphs=True)
+    eager = method.learner(device, cudagraphs=False)
+    captured = method.learner(device, cudagraphs=True)
     captured.warm_up()
     assert captured.act_graph
     assert access.differences(access.state(eager), access.state(captured)) == []
@@ -785,3 +790,23 @@ def test_captured_acting_equals_eager(method):
     for _ in range(50):
         obs = rng.normal(size=OBS).astype(np.float32)
         np.testing.assert_array_equal(captured.act(obs), eager.act(obs))
+
+
+@on_cuda
+def test_a_learner_outlives_another(method, device):
+    """What the graphs of the first one held is freed and overwritten; the second one's go on as eager does."""
+    eager = method.learner(device, cudagraphs=False)
+    first, second = (method.learner(device, cudagraphs=True) for _ in range(2))
+    first.warm_up()
+    second.warm_up()
+    del first
+    gc.collect()
+    torch.cuda.empty_cache()
+    overwritten = torch.full((1 << 28,), torch.nan, device=device)
+    for step in range(50, 60):
+        eager.update(step)
+        second.update(step)
+    assert overwritten.isnan().all()
+    for network in (*method.learned, "target"):
+        wanted, got = (access.flat(getattr(learner, network).parameters()) for learner in (eager, second))
+        assert relative_error(got, wanted) < 1e-3, network

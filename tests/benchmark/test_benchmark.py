@@ -1,11 +1,12 @@
 """The measurements of benchmark/speed/ run from the command line and say what they measured."""
 
 import csv
-import functools
 import itertools
 import json
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from conftest import ROOT, SCRIPTS, environment
@@ -85,25 +86,69 @@ TRAIN = (
 ).split()
 
 
+@pytest.fixture
+def gpu(tmp_path):
+    """gpu.py in an empty folder: gpu(command, *arguments) -> what it leaves to be sent back."""
+
+    def call(command, *arguments, code=0):
+        out = run("../gpu.py", command, "--out", "out", *arguments, folder=tmp_path, code=code)
+        if code == 2:
+            return out
+        if code == 0:
+            assert out.splitlines()[-1] == f"to send back: out/{command}.json"
+        return json.loads((tmp_path / f"out/{command}.json").read_text())
+
+    return call
+
+
 @pytest.mark.slow
-def test_three_commands_for_a_gpu(tmp_path):
-    """On the CPU: the tests, the modes, and runs side by side, with which the same command goes on."""
-    out, gpu = tmp_path / "out", functools.partial(run, "../gpu.py", folder=tmp_path)
-    gpu("check", "--out", "out", "--", "tests/test_project.py", "-n", "0", "-k", "readme")
-    rows = results(out, "check")["rows"]
-    assert len(rows) == 6 and {row["outcome"] for row in rows} == {"passed"}
-    error = gpu("check", "--out", "out", "--", "tests/no_such_file.py", "-n", "0", code=2)
-    assert "without results" in error and "check.log says why" in error
-    sizes = (*SIZES[2:], "--modes", "eager", "--loop-steps", "0")
-    gpu("speed", "--out", "out", "--env-ids", "Hopper-v4", "--", *sizes)
-    assert [(row["env_id"], row["mode"]) for row in results(out, "speed")["rows"]] == 2 * [("Hopper-v4", "eager")]
-    train = ("train", "--out", "out", "--env-ids", "Hopper-v4", "--seeds", "2")
+def test_check_of_a_gpu(gpu):
+    result = gpu("check", "--", "tests/test_project.py", "-n", "0", "-k", "readme")
+    rows = result["rows"]
+    assert len(rows) == 6
+    assert {row["outcome"] for row in rows} == {"passed"}
+    assert {"commit", "torch", "processor", "time"} <= result["machine"].keys()
+    assert "6 passed" in result["files"]["out/check-others.log"]
+    error = gpu("check", "--", "tests/no_such_file.py", "-n", "0", code=2)
+    assert "no test was run; out/check-gpu.log says why" in error
+
+
+@pytest.mark.slow
+def test_speed_of_a_gpu(gpu):
+    """On the CPU: what was measured before the time was up is kept."""
+    result = gpu("speed", "--env-ids", "Hopper-v4", "--", *SIZES[2:], "--modes", "eager", "--loop-steps", "0")
+    assert [(row["env_id"], row["mode"], row["matmul_precision"]) for row in result["rows"]] == [
+        ("Hopper-v4", "eager", "auto"),
+        ("Hopper-v4", "eager", "medium"),
+    ]
+
+
+@pytest.mark.slow
+def test_training_on_a_gpu(gpu, tmp_path):
+    """On the CPU: runs side by side, with which the same command goes on."""
+    train = ("train", "--env-ids", "Hopper-v4", "--seeds", "2")
     gpu(*train, "--minutes", "0.002", "--", *TRAIN)  # nothing comes of it but run directories, at most
-    gpu(*train, "--", *TRAIN)
-    rows = results(out, "train")["rows"]
+    result = gpu(*train, "--", *TRAIN)
+    rows = result["rows"]
     assert [(row["exit_code"], row["global_step"], row["evaluated_step"]) for row in rows] == 2 * [(0, 500, "500")]
     assert [(row["run"].split("+")[0], row["run"][-3:]) for row in rows] == [("Hopper-v4__rac_sac", f"__{s}") for s in (1, 2)]
-    assert "+utd_1" in rows[0]["run"] and "total_timesteps" not in rows[0]["run"]  # settings tell runs apart, more steps do not
+    assert "+utd_1" in rows[0]["run"]  # settings tell runs apart
+    assert "total_timesteps" not in rows[0]["run"]  # more steps do not
     assert all(row["steps_per_second"] > 0 and float(row["best_return"]) for row in rows)
-    gpu("train", "--out", "out", "--seeds", "1", "--run-root", "other", "--", "--utd", "0", code=1)
+    for row in rows:
+        assert result["files"][str(tmp_path / "runs" / row["run"] / "eval.csv")].count("\n") == 5
+    gpu("train", "--seeds", "1", "--run-root", "other", "--", "--utd", "0", code=1)
     assert "utd is 0; it must be greater than 0" in (tmp_path / "other/Ant-v4__rac_sac+utd_0__1.log").read_text()
+
+
+def test_time_limits_are_real(monkeypatch, tmp_path):
+    """What does not end by itself on a signal is killed, with all that it has started."""
+    monkeypatch.syspath_prepend(ROOT / "benchmark")
+    import gpu
+
+    stubborn = "trap '' TERM; echo began; sleep 100 & wait; sleep 100"
+    start = time.monotonic()
+    codes = gpu.run_all([["bash", "-c", stubborn], ["true"]], [tmp_path / "one", tmp_path / "other"], start + 2)
+    assert codes == [-signal.SIGKILL, 0]
+    assert time.monotonic() - start < 4
+    assert (tmp_path / "one").read_text() == "began\n"

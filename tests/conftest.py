@@ -134,7 +134,7 @@ class CommandLine:
             patch.setattr(sys, "argv", [str(self.script), *map(str, arguments)])
             patch.setattr(os, "_exit", exits_at_once)
             try:
-                ended = load_script(self.script).main()
+                ended = load_script(self.script).main() or 0
             except SystemExit as error:  # of the command line's parser
                 ended = error.code or 0
         out, err = self.capsys.readouterr()

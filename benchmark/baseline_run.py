@@ -1,0 +1,271 @@
+"""A run of baselines.py: its directory, held by one process, with checkpoint, logs, evaluation, progress bar and tracking."""
+
+import contextlib
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import torch
+from stable_baselines3.common.callbacks import BaseCallback
+from tqdm import tqdm
+
+import rac_sac
+from rac_sac import FlatEnv, TrainingError, UserError, append_row, first_line, seeds_for, tell, write_whole
+
+PROGRAM = Path(__file__).with_name("baselines.py")
+SOURCES = (PROGRAM, Path(__file__), Path(__file__).with_name("mbpo.py"))
+LOSSES = {"critic_loss": "qf_loss", "actor_loss": "actor_loss", "ent_coef": "alpha", "ent_coef_loss": "alpha_loss"}
+REPLAY = ("observations", "actions", "rewards", "dones", "timeouts", "next_observations")
+
+
+def command(option: str, run_dir: Path) -> str:
+    """What a user types to resume or evaluate a run."""
+    return shlex.join(["python", os.path.relpath(PROGRAM), f"--{option}", str(run_dir)])
+
+
+def load_file(path: Path, arguments) -> dict:
+    """A checkpoint with `args` as that class; UserError if it is missing, damaged or another script's."""
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        if content["script"] == PROGRAM.stem:
+            return {**content, "args": arguments(**content["args"])}
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist; give the directory of a run.") from None
+    except Exception:
+        raise UserError(f"{path} is damaged or not a file of {PROGRAM.name}.") from None
+    raise UserError(f"{path} is a file of {content['script']}.py; {PROGRAM.name} goes on with its own runs only.")
+
+
+def restore(model, content: dict) -> None:
+    """Take over networks, optimisers, counters and replay of a checkpoint."""
+    model.num_timesteps = content["step"]
+    model._n_updates = content["updates"]
+    model.set_parameters(content["parameters"], device=model.device)
+    if content["log_ent_coef"] is not None:
+        model.log_ent_coef.data.copy_(content["log_ent_coef"])
+    replay = model.replay_buffer
+    size = len(content["replay"]["rewards"])
+    for name, rows in content["replay"].items():
+        getattr(replay, name)[:size] = rows.numpy()
+    replay.pos = content["position"]
+    replay.full = size == replay.buffer_size
+
+
+def play_returns(model, envs: list[FlatEnv], seeds: list[int]) -> np.ndarray:
+    """Undiscounted returns (E,) of one deterministic episode from each seed, all E in step."""
+    obs = np.stack([env.reset(seed=seed)[0] for env, seed in zip(envs, seeds, strict=True)])
+    returns = np.zeros(len(envs))
+    running = np.ones(len(envs), bool)
+    while running.any():
+        actions, _ = model.predict(obs, deterministic=True)
+        for i in np.flatnonzero(running):
+            obs[i], reward, terminated, truncated, _ = envs[i].step(actions[i])
+            returns[i] += reward
+            running[i] = not (terminated or truncated)
+    return returns
+
+
+class Stopped(Exception):
+    """A signal asks training to end."""
+
+
+class EachStep(BaseCallback):
+    """Calls a function between two environment steps, when the updates of the first one are done."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def _on_rollout_start(self) -> None:
+        self.function()
+
+    def _on_step(self) -> bool:
+        return True
+
+
+class Run:
+    """A run in `run_dir`, which this process holds; `saved`: the checkpoint that it goes on from, or {}."""
+
+    def __init__(self, args, run_dir: Path, model, envs: list, saved: dict, stopped_by):
+        self.args = args
+        self.saved_args = dataclasses.asdict(dataclasses.replace(args, resume=None))
+        self.dir = run_dir
+        self.model = model
+        self.envs = envs  # that are evaluated in
+        self.stopped_by = stopped_by
+        self.row_step = 0  # where the last row of train.csv was written
+        self.row_seconds = 0.0
+        self.last = {}
+        self.best = {}
+        self.scripts = {}
+        self.losses = defaultdict(list)
+        self.start = time.time()
+        if saved:
+            for name in ("train.csv", "eval.csv"):
+                rac_sac.drop_rows(run_dir / name, saved["step"])
+            restore(model, saved)
+            vars(self).update(saved["state"])
+            self.start -= saved["seconds"]
+        self.saved_step = self.step
+        self.done_step = self.step  # the last step that after_step() has seen
+        self.write_config()
+        self.tracker = rac_sac.start_tracking(args, run_dir) if args.track else None
+        self.bar = tqdm(
+            total=args.total_timesteps,
+            initial=self.step,
+            unit="step",
+            dynamic_ncols=True,
+            smoothing=0.05,
+            desc=run_dir.name[:40],
+            mininterval=0.5 if sys.stderr.isatty() else 30,
+        )
+
+    @property
+    def step(self) -> int:
+        return self.model.num_timesteps
+
+    @property
+    def seconds(self) -> float:
+        """Wall seconds of the whole run, over all of its processes."""
+        return time.time() - self.start
+
+    def write_config(self) -> None:
+        """What made the run: arguments, versions, commit, device."""
+        git = ["git", "-C", str(PROGRAM.parent), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+        commit = subprocess.run(git, capture_output=True, text=True).stdout.strip() if shutil.which("git") else None
+        packages = ("torch", "gymnasium", "mujoco", "numpy", "stable_baselines3", "sb3_contrib")
+        versions = {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in packages}}
+        cpu = f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
+        device = torch.cuda.get_device_name() if self.model.device.type == "cuda" else cpu
+        source = b"".join(path.read_bytes() for path in SOURCES)
+        self.scripts[hashlib.sha256(source).hexdigest()] = commit or None  # all that have trained this run
+        config = {
+            "script": PROGRAM.stem,
+            "script_sha256": "+".join(self.scripts),
+            "args": self.saved_args,
+            "git_commit": commit or None,
+            "versions": versions,
+            "device": device,
+        }
+        write_whole(self.dir / "config.json", lambda file: file.write(json.dumps(config, indent=2).encode()))
+
+    def go_on(self) -> None:
+        """Train to the end, or until there is a signal."""
+        self.save()
+        if self.step < self.args.total_timesteps and not self.stopped_by:
+            left = self.args.total_timesteps - self.step
+            with contextlib.suppress(Stopped):
+                self.model.learn(left, EachStep(self.after_step), log_interval=None, reset_num_timesteps=False)
+                self.after_step()
+        self.save()
+
+    def after_step(self) -> None:
+        """What is due when an environment step and its updates are done; TrainingError after a non-finite loss."""
+        if self.step == self.done_step:
+            return
+        self.done_step = self.step
+        self.bar.update()
+        self.note_losses()
+        learned = self.step - self.args.learning_starts
+        last = self.step == self.args.total_timesteps
+        if last or (learned >= 0 and learned % self.args.eval_frequency == 0):
+            self.evaluate()
+        if last or self.model.ep_info_buffer or self.step % 1000 == 0:
+            self.log_training()
+        if time.time() - self.saved_time >= self.args.checkpoint_seconds:
+            self.save()
+        if self.stopped_by:
+            raise Stopped
+
+    def note_losses(self) -> None:
+        recorded = self.model.logger.name_to_value
+        for key, name in LOSSES.items():
+            value = recorded.pop(f"train/{key}", None)
+            if value is None:
+                continue
+            if not math.isfinite(value):
+                raise TrainingError(f"losses/{name} became non-finite")
+            self.losses[key].append(value)
+
+    def log(self, name: str, row: dict) -> None:
+        """Append a row to a CSV file, with the header where the file is new, and to Weights & Biases."""
+        append_row(self.dir / name, row)
+        try:
+            if self.tracker:
+                self.tracker.log({key: value for key, value in row.items() if value is not None})
+        except Exception as error:  # its service has died
+            tell(f"Weights & Biases has failed, and the run goes on without it: {first_line(error)}")
+            self.tracker = None
+
+    def log_training(self) -> None:
+        """A row of train.csv: averages since the row before, and the episode that has ended, if one has."""
+        seconds = self.seconds
+        ended = self.model.ep_info_buffer
+        episode = ended.pop() if ended else {"r": None, "l": None}
+        row = {
+            "global_step": self.step,
+            "charts/wall_seconds": round(seconds, 1),
+            "charts/SPS": round((self.step - self.row_step) / max(seconds - self.row_seconds, 1e-9), 2),
+            **{f"losses/{name}": np.mean(self.losses[key]) if self.losses[key] else None for key, name in LOSSES.items()},
+            "charts/episodic_return": episode["r"],
+            "charts/episodic_length": episode["l"],
+            **getattr(self.model, "model_metrics", {}),  # of MBPO
+        }
+        self.log("train.csv", row)
+        self.row_step = self.step
+        self.row_seconds = seconds
+        self.losses.clear()
+
+    def evaluate(self) -> None:
+        """A row of eval.csv. The std over episodes is the population one."""
+        returns = play_returns(self.model, self.envs, seeds_for(self.args.seed, 0, 0, self.args.eval_episodes))
+        self.last = {"step": self.step, "best_return": float(returns.mean()), "best_return_std": float(returns.std())}
+        if self.last["best_return"] >= self.best.get("best_return", -math.inf):
+            self.best = self.last
+        values = {f"eval/{name}": self.last[name] for name in ("best_return", "best_return_std")}
+        self.log("eval.csv", {"global_step": self.step, "charts/wall_seconds": round(self.seconds, 1), **values})
+        self.bar.set_postfix_str(f"evaluated {self.last['best_return']:.1f}, step {self.step}", refresh=False)
+
+    def save(self) -> None:
+        """Write the checkpoint, tensors and plain Python; TrainingError where that fails, with the one before still there."""
+        model = self.model
+        buffer = model.replay_buffer
+        content = {
+            "script": PROGRAM.stem,
+            "args": self.saved_args,
+            "state": {name: getattr(self, name) for name in ("row_step", "row_seconds", "last", "best", "scripts")},
+            "seconds": self.seconds,
+            "step": self.step,
+            "updates": model._n_updates,
+            "parameters": model.get_parameters(),
+            "replay": {name: torch.from_numpy(getattr(buffer, name)[: buffer.size()]) for name in REPLAY},
+            "position": buffer.pos,
+            "log_ent_coef": getattr(model, "log_ent_coef", None),
+        }
+        write_whole(self.dir / "checkpoint.pt", lambda file: torch.save(content, file))
+        self.saved_step = self.step
+        self.saved_time = time.time()
+
+    def close(self, kind, error, traceback) -> None:
+        """Close what is open; say what is left of a run that has failed, and how to go on."""
+        self.bar.close()
+        with contextlib.suppress(Exception):
+            if self.tracker:  # 255 is wandb's own exit code of an interrupted run
+                self.tracker.finish(exit_code=1 if error else 0 if self.step == self.args.total_timesteps else 255)
+        left = f"the last checkpoint is of step {self.saved_step}; go on with: {command('resume', self.dir)}"
+        if isinstance(error, TrainingError | torch.OutOfMemoryError):
+            raise TrainingError(f"stopped at step {self.step}: {first_line(error)}; {left}") from None
+        if isinstance(error, Exception):
+            tell(f"stopped at step {self.step} by the error below; {left}")

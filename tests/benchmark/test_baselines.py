@@ -43,7 +43,9 @@ def checkpoint(run_dir: Path) -> dict:
 
 
 # ------------------------------------------------------------------------------------------------------ what a run leaves
-@pytest.mark.parametrize("algorithm, total, utd", [("sac", 500, 1), ("td3", 500, 1), ("tqc", 300, 1), ("tqc20", 210, 20)])
+@pytest.mark.parametrize(
+    "algorithm, total, utd", [("sac", 500, 1), ("td3", 500, 1), ("tqc", 300, 1), ("tqc20", 210, 20), ("mbpo", 210, 20)]
+)
 def test_run_directory_and_screen(cli, algorithm, total, utd):
     result = cli.call(*cli.tiny, "--algorithm", algorithm, "--total-timesteps", total)
     (run_dir,) = (cli.folder / "runs").iterdir()
@@ -148,8 +150,8 @@ def test_sigkill_and_resume(cli, seconds, saved):
 
 def test_resume_keeps_what_was_learned(cli):
     """Networks, optimisers and replay of a resumed run are those of its checkpoint."""
-    for algorithm in ("sac", "td3", "tqc"):
-        run_dir = cli.train(algorithm, "--algorithm", algorithm, "--total-timesteps", "250")
+    for algorithm in ("sac", "td3", "tqc", "mbpo"):
+        run_dir = cli.train(algorithm, "--algorithm", algorithm, "--total-timesteps", "250", "--utd", "1")
         before = checkpoint(run_dir)
         cli.call("--resume", run_dir)  # nothing is left to do
         torch.testing.assert_close(checkpoint(run_dir)["parameters"], before["parameters"], rtol=0, atol=0)
@@ -209,8 +211,9 @@ def test_directories_of_others(cli, monkeypatch, capsys):
     own = cli.train("own", "--total-timesteps", "200")
     assert "own exists already; go on with --resume runs/own" in cli.call(*cli.tiny, "--run-name", "own", code=2).stderr
     other = CommandLine(cli.folder, "rac_sac", monkeypatch, capsys).train("other", "--total-timesteps", "200")
-    sentence = "checkpoint.pt is damaged or not a file of baselines.py.\n"
+    sentence = "checkpoint.pt is a file of rac_sac.py; baselines.py goes on with its own runs only.\n"
     assert cli.call("--resume", other, code=2).stderr == f"error: {other}/{sentence}"
+    sentence = "checkpoint.pt is damaged or not a file of baselines.py.\n"
     (own / "checkpoint.pt").write_bytes((own / "checkpoint.pt").read_bytes()[:1000])
     assert cli.call("--evaluate", own, code=2).stderr == f"error: {own}/{sentence}"
 
@@ -219,7 +222,37 @@ def test_training_that_cannot_go_on(cli):
     result = cli.call(*cli.tiny, "--env-id", "toy_envs:InfLoss-v0", "--run-name", "run", code=1)
     (line,) = messages(result.stderr)
     stopped = r"error: stopped at step \d+: losses/\w+ became non-finite; "
-    assert re.fullmatch(stopped + r"the last checkpoint is of step 0 in runs/run\.", line)
+    assert re.fullmatch(stopped + r"the last checkpoint is of step 0; go on with: python \S+ --resume runs/run", line)
+
+
+def test_an_environment_that_raises(cli):
+    """With its traceback, and the line that goes on from the last checkpoint."""
+    with cli.held("run", "--checkpoint-seconds", "0", at=220) as (process, run_dir):
+        cli.holding(process)
+    cli.env.update(FAIL_AT="20")
+    result = cli.run("--resume", run_dir, code=1)
+    assert "the simulator is unstable" in result.stderr
+    match = re.search(
+        r"stopped at step (\d+) by the error below; the last checkpoint is of step (\d+); go on with: (.*)", result.stderr
+    )
+    assert int(match[1]) - int(match[2]) <= 1
+    assert match[3].endswith("runs/run")
+    del cli.env["FAIL_AT"]
+    cli.run("--resume", run_dir)
+    assert last_step(run_dir / "train.csv") == 500
+
+
+def test_what_mbpo_writes(cli):
+    """The model's error, rollout length and seconds; one sentence where nobody knows when an episode of the model ends."""
+    run_dir = cli.train("run", "--algorithm", "mbpo", "--total-timesteps", "210", "--utd", "1", env_id="InvertedPendulum-v4")
+    last = rows(run_dir / "train.csv")[-1]
+    assert 0 < float(last["model/holdout_error"]) < 1
+    assert last["model/rollout_length"] == "1"
+    assert float(last["model/train_seconds"]) > 0
+    assert "ensemble_optimizer" in checkpoint(run_dir)["parameters"]
+    result = cli.call(*cli.tiny, "--algorithm", "mbpo", "--env-id", "Pendulum-v1", code=2)
+    assert "termination is Pendulum; mbpo must know when an episode ends: give one of Hopper, " in result.stderr
+    cli.call(*cli.tiny, "--algorithm", "mbpo", "--env-id", "Pendulum-v1", "--termination", "never", "--total-timesteps", "200")
 
 
 def test_offline_tracking(cli):

@@ -143,8 +143,9 @@ TERMINATING = ("Hopper-v4", "Walker2d-v4", "Ant-v4", "Humanoid-v4", "InvertedPen
 
 
 @pytest.mark.parametrize("env_id", [*TERMINATING, "HalfCheetah-v4", "Hopper-v5", "Walker2d-v5", "Ant-v5", "Humanoid-v5"])
-def test_termination_is_the_environments(env_id):
+def test_termination_is_the_environments(env_id, tmp_path, monkeypatch):
     """Over transitions from random states, of which many end an episode."""
+    monkeypatch.chdir(tmp_path)  # MuJoCo writes its warnings there
     env = gym.make(env_id, disable_env_checker=True).unwrapped
     rng = np.random.default_rng(0)
     env.action_space.seed(0)

@@ -588,13 +588,11 @@ class Learner(nn.Module):
         return self.args.cudagraphs and self.device.type == "cuda"
 
     def warm_up(self) -> None:
-        """Compile what an environment step runs and, on a GPU, capture it; what this changes is put back.
+        """Do once what an environment step does, compiled and, on a GPU, captured; what this changes is put back.
 
-        Raises DoesNotWork for the one of the two that fails, torch.OutOfMemoryError, and TrainingError where the device is of no
-        use after a failure.
+        Raises DoesNotWork where compiling or capturing fails, what a step without them raises, torch.OutOfMemoryError, and
+        TrainingError where the device is of no use after a failure.
         """
-        if not self.args.compile and not self.captures:
-            return
         tensors = {name: tensor.to("cpu", copy=True) for name, tensor in self.state_dict().items()}
         random_state = self.generator.get_state()
         tried = "compile"
@@ -613,6 +611,7 @@ class Learner(nn.Module):
                 raise
             failure = DoesNotWork(tried, error)
         try:
+            torch.get_device_module(self.device).synchronize()  # what a broken capture has left on its stream
             if failure:
                 self.generator = torch.Generator(self.device)  # the other one may believe that it is still captured
             self.load_state_dict(tensors)

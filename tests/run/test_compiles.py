@@ -169,6 +169,20 @@ def check_modes(cli, **modes):
     assert {name: checkpoint_of(cli.run_dir)["args"][name] for name in modes} == modes
 
 
+def test_a_mistake_in_a_fork_is_shown_at_once(cli, toy):
+    """It fails compiled and as it is: in its own words, before the first step."""
+
+    def mistaken(*_):
+        raise TypeError("unsupported operand: my own loss")
+
+    cli.monkeypatch.setattr(rac_sac, "actor_loss", mistaken)
+    fake_compiler(cli.monkeypatch, lambda function: function)
+    for arguments in (compiled(cli.brief), [*cli.brief, "--run-name", "eager"]):
+        result = cli.call("--env-id", toy(Start), *arguments, code=1)
+        assert "stopped at step 0 by the error below" in result.stderr
+        assert 'raise TypeError("unsupported operand: my own loss")' in result.stderr
+
+
 def test_out_of_memory_in_a_capture(cli, toy):
     """Nothing smaller is tried: the run ends."""
     FakeGraphs(cli.monkeypatch, rac_sac, "begin", torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore"))

@@ -38,6 +38,7 @@ except ImportError as error:
     print(f"error: {error.name} is not installed: pip install -r benchmark/requirements.txt", file=sys.stderr)
     sys.exit(2)
 
+SCRIPT = Path(__file__).stem
 QUANTILES_TO_DROP = {"Hopper": 5, "HalfCheetah": 0, "": 2}  # of each of TQC's critics, by its paper
 
 

@@ -1,14 +1,10 @@
-"""The experiments of the paper as plain data: what is run, under which names. `run.py` runs them, `report.py` labels them.
+"""The experiments of the paper as plain data: what is run, under which names. `run.py` runs them, `identity.py` reads names.
 
 A variant is a script with flags under an experiment name (`--exp-name`), which is what runs are grouped by, as in CleanRL.
 The same experiment name always means the same settings, so runs are shared: `--num-critics 10` of the sweep over N is the
 default, and is the run of `main`.
 """
 
-import ast
-import contextlib
-import functools
-import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,8 +32,9 @@ VARIANTS = {
     "td3": ("TD3", "benchmark/baselines.py", "--algorithm td3"),
     "tqc": ("TQC", "benchmark/baselines.py", "--algorithm tqc"),
     "tqc20": ("TQC20", "benchmark/baselines.py", "--algorithm tqc20"),
+    "mbpo": ("MBPO", "benchmark/baselines.py", "--algorithm mbpo"),
 }
-BASELINES = ("sac", "td3", "tqc", "tqc20")
+BASELINES = ("sac", "td3", "tqc", "tqc20", "mbpo")
 
 # Sweep: (base variant, argument, symbol, values, its default, which is the base variant itself; by environment where it differs).
 CAPACITY = {"Humanoid": 300_000, "Walker2d": 100_000, "Ant": 200_000, "": 1_000_000}
@@ -71,6 +68,7 @@ TINY = (
     "--no-compile --total-timesteps 500 --learning-starts 200 --q-lr-warmup-end 300 --batch-size 32 --hidden-dim 8 --utd 1 "
     "--num-critics 3 --buffer-size 500 --eval-frequency 100 --eval-episodes 2 --snapshot-frequency 300"
 )
+TINY_VARIANTS = {"tqc20": "--utd 2"}  # what tells a tiny one apart from another's
 EXPERIMENTS = {
     "main": (
         "tables 1 and 2; learning curves, value bias, return per beta, best beta, temperatures",
@@ -108,6 +106,7 @@ HARMLESS = (
     "bias_frequency",  # of earlier versions of the scripts
 )
 HOUSEKEEPING = (*HARMLESS, "seed", "env_id", "exp_name", "run_root", "run_name", "resume", "evaluate", "total_timesteps")
+UTD = {"tqc20": 20, "mbpo": {"HalfCheetah": 40, "": 20}}  # gradient steps of baselines.py per environment step; others 1
 ACTION_DIM = {"Humanoid": 17, "Ant": 8, "Walker2d": 6, "HalfCheetah": 6, "Hopper": 3}
 
 
@@ -123,7 +122,10 @@ def of_environment(value, env_id: str):
 
 def variant(name: str, env_id: str) -> tuple[str, str]:
     """(script, flags) of a variant, by experiment name; raises KeyError for another name."""
-    _, script, flags = VARIANTS[name.removeprefix(SMOKE)]
+    base = name.removeprefix(SMOKE)
+    _, script, flags = VARIANTS[base]
+    if base != name and base in TINY_VARIANTS:
+        flags += f" {TINY_VARIANTS[base]}"
     entropy = REDQ_TARGET_ENTROPY.get(short_name(env_id))
     return script, flags.replace(REDQ_ENTROPY_FLAG, "" if entropy is None else f"--target-entropy {entropy}").strip()
 
@@ -136,95 +138,3 @@ def members(experiment: str, env_id: str) -> list[tuple[str, str, str]]:
         default = of_environment(default, env_id)
         names = [base if value == default else f"{base}-{argument}_{value}" for value in values]
     return [(name, *variant(name, env_id)) for name in names]
-
-
-def given(flags: str | list[str]) -> dict[str, str]:
-    """The arguments in command-line flags (a line, or its words) by field name; --no-compile is compile: False."""
-    found, words = {}, flags.split() if isinstance(flags, str) else list(flags)
-    while words:
-        name = words.pop(0).removeprefix("--").replace("-", "_")
-        if words and not words[0].startswith("--"):
-            found[name] = words.pop(0)
-        else:
-            found[name.removeprefix("no_")] = str(not name.startswith("no_"))
-    return found
-
-
-def differs(saved, wanted) -> bool:
-    """Whether a value of config.json is another one than a default or a command line's word."""
-    try:
-        return float(saved) != float(wanted)
-    except (TypeError, ValueError):
-        return str(saved) != str(wanted)
-
-
-@functools.cache
-def script_defaults(script: str) -> dict:
-    """The defaults in a script's class Args, {} without one, from its source: importing it would import torch."""
-    tree = ast.parse((ROOT / script).read_text())
-    fields = next((node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Args"), [])
-    found = {}
-    for node in fields:
-        with contextlib.suppress(ValueError):  # exp_name
-            if isinstance(node, ast.AnnAssign):
-                found[node.target.id] = ast.literal_eval(node.value)
-    return found
-
-
-def parts_of(exp_name: str) -> tuple[str, list[tuple[str, str]]]:
-    """The variant's name without smoke_ before it, and (flag, value) of every +flag_value after it.
-
-    A + within a number (1e+0) is none of them; the flag of one without _ is empty.
-    """
-    name, *extra = re.split(r"\+(?=[A-Za-z_])", exp_name.removeprefix(SMOKE))
-    return name, [item.rpartition("_")[::2] for item in extra]
-
-
-def expected(exp_name: str, env_id: str) -> dict | None:
-    """The settings that an experiment name stands for, as far as they are known; None for a name that is not from here.
-
-    The defaults of the script, those that it fills in by environment, and the flags of the variant and of its +flag_value.
-    """
-    name, changed = parts_of(exp_name)
-    if name not in VARIANTS:
-        return None
-    script, flags = variant(name, env_id)
-    settings = {**script_defaults(script), "script": Path(script).stem}
-    if exp_name.startswith(SMOKE):
-        settings.update({key: value for key, value in given(TINY).items() if key in settings})
-    settings.update(given(flags))
-    if not dict(changed).keys() <= settings.keys():  # somebody's own name
-        return None
-    settings.update(changed)
-    filled = {
-        "buffer_size": 1_000_000 if script == "vanilla_rac.py" else of_environment(CAPACITY, env_id),
-        "beta": of_environment(VANILLA_BETA, env_id),
-        "eval_beta_max": settings.get("train_beta_max"),
-        "eval_k_max": settings.get("train_k_max"),
-        "utd": 20 if settings.get("algorithm") == "tqc20" else 1,
-        "target_entropy": -ACTION_DIM[short_name(env_id)] if short_name(env_id) in ACTION_DIM else None,
-    }
-    settings.update({key: value for key, value in filled.items() if key in settings and settings[key] is None})
-    return {key: value for key, value in settings.items() if key not in HOUSEKEEPING and value is not None}
-
-
-def deviations(args: dict, script: str, exp_name: str, env_id: str) -> dict:
-    """The settings in a run's config.json that are not those that an experiment name stands for; {} for an unknown name."""
-    wanted, saved = expected(exp_name, env_id) or {}, {**args, "script": script}
-    for name in ("beta", "k"):  # evaluated up to where it is trained, unless the experiment name says otherwise
-        evaluated, trained = f"eval_{name}_max", f"train_{name}_max"
-        if evaluated in wanted and trained in saved and not differs(wanted[evaluated], wanted.get(trained)):
-            wanted[evaluated] = saved[trained]
-    return {key: saved[key] for key, value in wanted.items() if key in saved and differs(saved[key], value)}
-
-
-def label(exp_name: str, shared=()) -> str:
-    """How a report calls the runs of an experiment name; a name that is not in this file stands for itself.
-
-    shared: flags that it leaves out.
-    """
-    name, changed = parts_of(exp_name)
-    details = ["tiny"] if exp_name.startswith(SMOKE) else []
-    details += [f"{flag} {value}".replace("_", " ").strip() for flag, value in changed if flag not in shared]
-    text = VARIANTS[name][0] if name in VARIANTS else name
-    return f"{text} ({', '.join(details)})" if details else text

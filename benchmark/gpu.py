@@ -13,6 +13,7 @@ follows a lone -- goes to pytest, to throughput.py, or to the scripts. Without a
 import contextlib
 import itertools
 import json
+import math
 import os
 import signal
 import subprocess
@@ -27,7 +28,8 @@ from typing import Annotated, Literal
 sys.path.insert(0, str(Path(__file__).resolve().parent / "speed"))
 import torch
 import tyro
-from experiments import HOUSEKEEPING, given
+from experiments import HOUSEKEEPING
+from flags import given
 from job import last_row, number
 from measure import ROOT, about, fail, table, words
 
@@ -39,6 +41,8 @@ SPEEDS = (
     ("auto", ("compile+graph", "compile", "graph", "eager")),
 )
 SPEEDS_WITHOUT_A_GPU = (("auto", ("compile", "eager")), ("medium", ("compile",)))
+
+SET_HERE = ("env_id", "seed", "run_root", "run_name", "resume", "evaluate", "eval_workers", "max_pending_evaluations")
 
 
 @dataclass
@@ -137,7 +141,7 @@ def train(options: Options, end: float) -> tuple[list[dict], list[Path], bool]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     share = max(1, cores // len(runs))
     root, names, commands, rows = options.run_root.resolve(), [], [], []
-    more = given([part for word in options.more for part in word.split("=", 1)])
+    more = given(split_words(options.more))
     beside = "".join(f"+{key}_{value}" for key, value in sorted(more.items()) if key not in HOUSEKEEPING)
     for seed, env_id, script in runs:
         names.append(f"{env_id}__{script}{beside}__{seed}".replace("/", "_").replace(":", "_"))
@@ -181,14 +185,33 @@ def write(options: Options, machine: dict, rows: list[dict], files: list[Path]) 
     return path
 
 
+def check_options(options: Options) -> None:
+    """Ends with one sentence where the options make no sense."""
+    if not 0 < options.minutes < math.inf or options.seeds < 1 or not all((options.env_ids, options.scripts)):
+        fail("minutes must be above 0, seeds at least 1, and env_ids and scripts must name something.")
+    if options.command == "check":
+        return
+    for script in options.scripts:
+        if not (ROOT / f"{script}.py").is_file():
+            fail(f"there is no script {script}.py; give names such as rac_sac.")
+    if options.command == "train":
+        set_here = [name for name in given(split_words(options.more)) if name in SET_HERE]
+        if set_here:
+            fail(f"{set_here[0]} after -- is not accepted, because each run has its own.")
+
+
+def split_words(words) -> list[str]:
+    """--utd=5 as two words."""
+    return [part for word in words for part in word.split("=", 1)]
+
+
 def main() -> None:
     arguments = sys.argv[1:]
     split = arguments.index("--") if "--" in arguments else len(arguments)
     options = tyro.cli(Options, args=arguments[:split], description=__doc__)
     options.more = tuple(arguments[split + 1 :])
     end = time.monotonic() + 60 * options.minutes
-    if options.minutes <= 0 or options.seeds < 1 or not options.env_ids or not options.scripts:
-        fail("minutes must be above 0, seeds at least 1, and env_ids and scripts must name something.")
+    check_options(options)
     try:
         for folder in (options.out, options.run_root) if options.command == "train" else (options.out,):
             folder.mkdir(parents=True, exist_ok=True)

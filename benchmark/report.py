@@ -18,7 +18,8 @@ from pathlib import Path
 
 import pandas as pd
 import tyro
-from experiments import SMOKE, SWEEPS, VARIANTS, parts_of
+from experiments import SMOKE, SWEEPS, VARIANTS
+from identity import parts_of
 from publish import publish
 from reporting import figures, tables
 from reporting.document import Document
@@ -251,6 +252,8 @@ def main() -> None:
     try:
         if options.bootstrap < 1:
             raise UserError(f"bootstrap is {options.bootstrap}; it must be at least 1.")
+        if str(options.out) in ("", "."):
+            raise UserError("out is the current folder; give a folder of its own, which is made where it is not there.")
         groups = group_runs(find_runs(options.runs, warn), warn)
         if not groups:
             raise UserError("there is no run that can be reported on; give run directories with an eval.csv.")

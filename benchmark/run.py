@@ -14,6 +14,7 @@ names, so that they are never mixed up with runs of the experiment's own setting
 """
 
 import hashlib
+import math
 import os
 import shlex
 import sys
@@ -23,8 +24,10 @@ from typing import Literal
 
 import experiments
 import tyro
-from experiments import EXPERIMENTS, HARMLESS, ROOT, SWEEPS, differs, expected, given, script_defaults
+from experiments import EXPERIMENTS, HARMLESS, ROOT, SWEEPS
+from flags import differs, given, script_defaults
 from grid import run_grid
+from identity import expected
 from job import UserError, is_done, read_config, training_command
 
 # What run.py sets for each run itself, and how to choose it.
@@ -71,6 +74,11 @@ def flags_for_all(words: list[str]) -> dict[str, str]:
         if name in RESERVED:
             raise UserError(f"{name} after -- is not accepted, because each run has its own; {RESERVED[name]}.")
     return found
+
+
+def lacks_value(name: str, value: str, defaults: dict) -> bool:
+    """Whether an argument that is no switch of a script was given like one."""
+    return value in ("True", "False") and not isinstance(defaults.get(name, True), bool)
 
 
 def sha256(script: str | Path) -> str:
@@ -125,6 +133,8 @@ def make_jobs(options: Options, for_all: dict[str, str]) -> list[dict]:
                 defaults = script_defaults(script)
                 # A script may lack what an experiment sets for all of its runs, or what only says how a run is done.
                 settings = {key: value for key, value in given(common).items() if key in defaults} | given(flags)
+                if empty := [key for key in for_all if lacks_value(key, for_all[key], defaults)]:
+                    raise UserError(f"{empty[0]} after -- has no value; give one, as in -- --utd 5.")
                 if wrong := [key for key in for_all if key not in defaults and key not in HARMLESS]:
                     raise UserError(f"{script} has no argument {wrong[0]}; what follows -- goes to all, --variants chooses some.")
                 settings |= {key: value for key, value in for_all.items() if key in defaults}
@@ -193,8 +203,12 @@ def check_existing(job: dict, for_all: dict[str, str]) -> None:
 
 def run(options: Options, for_all: list[str]) -> int:
     """Check everything, then run the grid or print its commands; returns the exit code. Raises UserError."""
-    if options.seeds < 1 or options.cpus_per_run < 1 or options.gpus_per_run < 0 or options.retries < 0:
-        raise UserError("seeds and cpus_per_run must be at least 1, gpus_per_run and retries must not be negative.")
+    for name, least in (("seeds", 1), ("cpus_per_run", 1), ("first_seed", 0), ("gpus_per_run", 0), ("retries", 0)):
+        value = getattr(options, name)
+        if not least <= value < math.inf:
+            raise UserError(f"{name} is {value}; it must be at least {least}.")
+    if not all(options.env_ids):
+        raise UserError("env_ids has an empty name; give ids such as Hopper-v4.")
     if options.total_timesteps is not None and options.total_timesteps < 1:
         raise UserError(f"total_timesteps is {options.total_timesteps}; it must be at least 1.")
     if options.gpus_per_run > 1 and options.gpus_per_run % 1:

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from experiments import PAPER_ENVS, VARIANTS, parts_of, short_name
+from experiments import PAPER_ENVS, VARIANTS, short_name
+from identity import parts_of
 
 from .runs import Group, UserError
 

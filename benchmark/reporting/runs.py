@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from experiments import HOUSEKEEPING, PAPER_ENVS, SMOKE, SWEEPS, VARIANTS, deviations, label, parts_of, short_name
+from experiments import HOUSEKEEPING, PAPER_ENVS, SMOKE, SWEEPS, VARIANTS, short_name
+from identity import deviations, label, parts_of
 from job import UserError
 
 CONDITIONS = {"rac_sac": "beta", "rac_td3": "beta", "vanilla_rac": "beta", "rac_itm": "k"}
@@ -37,7 +38,12 @@ class Run:
     last = property(lambda self: int(self.eval.index[-1]))
     finished = property(lambda self: self.last >= self.total)
     tracked = property(lambda self: (self.path / "wandb_id").exists())
+    kept_script = property(lambda self: self.path.resolve() / f"{self.script}.py")
     short_commit = property(lambda self: self.commit[:12] + ("-dirty" if self.commit.endswith("-dirty") else ""))
+
+    def deviations(self, exp_name: str) -> dict:
+        """The settings that are not those of an experiment name, by the script that the run has kept."""
+        return deviations(self.args, self.script, exp_name, self.env_id, self.kept_script)
 
 
 @dataclass
@@ -60,8 +66,7 @@ class Group:
 
     def deviations(self, exp_name: str) -> dict:
         """The settings that are not those of an experiment name."""
-        run = self.runs[0]
-        return deviations(run.args, run.script, exp_name, run.env_id)
+        return self.runs[0].deviations(exp_name)
 
 
 def read_csv(path: Path, warn, *required: str) -> pd.DataFrame:
@@ -145,12 +150,17 @@ def load_run(path: Path, warn) -> Run | None:
     return Run(path, script, told, args, commit, config.get("script_sha256"), device, evaluations, train, fresh)
 
 
+def is_shown(folder: Path) -> bool:
+    """Whether a folder may hold runs: a hidden one only if it is one itself."""
+    return not folder.name.startswith(".") or (folder / "config.json").exists()
+
+
 def find_runs(paths, warn) -> list[Run]:
     """All runs in and below the given directories; folders without a run anywhere in them are named in a warning."""
 
     def folders(folder: Path) -> list[Path]:
         try:
-            return [child for child in sorted(folder.iterdir()) if child.is_dir() and not child.name.startswith(".")]
+            return [child for child in sorted(folder.iterdir()) if child.is_dir() and is_shown(child)]
         except OSError as error:
             warn(f"{folder} cannot be read ({error.strerror}): left out.")
             return []
@@ -192,7 +202,7 @@ def shared_settings(runs: list[Run]) -> dict:
     """The settings beside those of the variants, in experiment names (+utd_5) or by hand, that all of the runs have."""
     named = set()
     for run in runs:
-        named |= dict(parts_of(run.exp_name)[1]).keys() | deviations(run.args, run.script, run.exp_name, run.env_id).keys()
+        named |= dict(parts_of(run.exp_name)[1]).keys() | run.deviations(run.exp_name).keys()
     values = {name: {json.dumps(run.args.get(name)) for run in runs} for name in sorted(named)}
     return {name: json.loads(*found) for name, found in values.items() if len(found) == 1 and found != {"null"}}
 

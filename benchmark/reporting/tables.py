@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from experiments import BASELINES, parts_of, short_name
+from experiments import BASELINES, short_name
+from identity import parts_of
 
 from .references import RIVAL, last_before, paper_name, published_curves, same_setting
 from .runs import Group
@@ -73,10 +74,6 @@ def final_return(groups: list[Group], paper: pd.DataFrame) -> Table:
         "average over its episodes (the paper's protocol; the maximum over policies is biased upwards). A difference is given "
         "only at the paper's number of steps and with its settings; its environments are of version -v3."
     ]
-    if "MBPO (paper only)" in str(rows):
-        notes.append(
-            "MBPO stays with the paper's numbers: no maintained implementation runs today (mbrl 0.2.0 needs gymnasium 0.26)."
-        )
     return Table(pd.DataFrame(rows, columns=columns, dtype=object).fillna(NONE), notes)
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 import tyro
-from experiments import EXPERIMENTS, STEPS, given, members, of_environment, short_name
+from experiments import EXPERIMENTS, STEPS, members, of_environment, short_name
+from flags import given
 
 # Measured on 2 cores of an AMD EPYC with AVX2, 2026-11-21, by evaluation_cost.py: seconds per step of training (UTD 20, N 10)
 # on both cores, core-seconds of an evaluation of 12 policies with no episode ending early, seconds per simulated step.

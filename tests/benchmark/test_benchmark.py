@@ -141,6 +141,21 @@ def test_training_on_a_gpu(gpu, tmp_path):
     assert "utd is 0; it must be greater than 0" in (tmp_path / "other/Ant-v4__rac_sac+utd_0__1.log").read_text()
 
 
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        (("train", "--seeds", "1", "--", "--seed", "4"), "seed after -- is not accepted, because each run has its own"),
+        (("train", "--scripts", "rac_sad"), "there is no script rac_sad.py"),
+        (("check", "--minutes", "nan"), "minutes must be above 0"),
+    ],
+)
+def test_gpu_refuses(gpu, tmp_path, arguments, sentence):
+    error = gpu(*arguments, code=2)
+    assert error.startswith("error: ")
+    assert sentence in error
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_time_limits_are_real(monkeypatch, tmp_path):
     """What does not end by itself on a signal is killed, with all that it has started."""
     monkeypatch.syspath_prepend(ROOT / "benchmark")

@@ -17,6 +17,7 @@ from conftest import ROOT, environment, last_step, wait_until, without_wall_cloc
 
 sys.path.insert(0, str(ROOT / "benchmark"))
 import experiments
+import identity
 import job
 import run as grid
 
@@ -122,6 +123,7 @@ SWEEPS = {  # spelled out once more, from the paper's list of sweeps
 }
 REDQ = {"target_rule": "in-target-min", "q_lr_init": 3e-4, "initial_log_alpha": 0}  # and min_size 2, the default
 BASELINES = {"td3": {"algorithm": "td3"}, "tqc": {"algorithm": "tqc"}, "tqc20": {"algorithm": "tqc20", "utd": 20}}
+MBPO = {"algorithm": "mbpo", "utd": 20}
 ENTROPY = {"Humanoid-v4": -2, "Ant-v4": -4, "Walker2d-v4": -3, "Hopper-v4": -1}
 
 
@@ -147,7 +149,7 @@ def test_every_experiment_is_what_the_paper_ran(tmp_path, monkeypatch, capsys):
             changed.setdefault((module.SCRIPT, args.env_id), []).append((args.exp_name, settings, args))
             # The name alone says the settings, which reports and repeated grids rely on.
             saved = {**vars(args), "target_entropy": getattr(args, "target_entropy", 0)}
-            assert experiments.deviations(saved, module.SCRIPT, args.exp_name, args.env_id) in ({}, {"target_entropy": None})
+            assert identity.deviations(saved, module.SCRIPT, args.exp_name, args.env_id) in ({}, {"target_entropy": None})
             if experiment != "smoke":
                 assert args.total_timesteps == (1_000_000 if "Humanoid" in args.env_id else 300_000)
         if experiment in SWEEPS:
@@ -164,9 +166,10 @@ def test_every_experiment_is_what_the_paper_ran(tmp_path, monkeypatch, capsys):
             for (script, env_id), runs in changed.items():
                 for name, settings, _ in runs:
                     wanted = {"target_entropy": ENTROPY[env_id]} if experiment == "main" and script == "vanilla_rac" else {}
-                    assert settings == {**wanted, **{"redq": REDQ, **BASELINES}.get(name, {})}
+                    own = {"redq": REDQ, **BASELINES, "mbpo": {**MBPO, "termination": env_id.split("-")[0]}}
+                    assert settings == {**wanted, **own.get(name, {})}
             names = {name for runs in changed.values() for name, *_ in runs}
-            assert len(names) == (9 if experiment == "main" else 3)
+            assert len(names) == (10 if experiment == "main" else 3)
             assert all(args.min_size == 2 for runs in changed.values() for name, _, args in runs if name == "redq")
     assert not list(tmp_path.iterdir())
 
@@ -174,13 +177,17 @@ def test_every_experiment_is_what_the_paper_ran(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     "arguments, sentence",
     [
-        (("--variants", "smoke_rac_sac", "sac"), "smoke has no variant sac; it has smoke_rac_itm"),
+        (("--variants", "smoke_rac_sac", "sac"), "smoke has no variant sac; it has smoke_mbpo, smoke_rac_itm"),
         (("--gpus-per-run", "1.5"), "must be at most 1 or a whole number"),
         (("--", "--seed", "3"), "use --seeds and --first-seed"),
         (("--", "--track", "--total-timesteps=7"), "use --total-timesteps before --"),
         (("--", "track"), "'track' after -- belongs to no argument"),
         (("--run-root", "gpu"), "was made with cuda True, and this grid wants False"),
-        (("--cpus-per-run", "0"), "must be at least 1"),
+        (("--cpus-per-run", "0"), "cpus_per_run is 0; it must be at least 1"),
+        (("--first-seed", "-3"), "first_seed is -3; it must be at least 0"),
+        (("--gpus-per-run", "nan"), "gpus_per_run is nan; it must be at least 0"),
+        (("--env-ids", ""), "env_ids has an empty name"),
+        (("--", "--utd"), "utd after -- has no value"),
         (("--total-timesteps", "0"), "total_timesteps is 0"),
         (("--experiment", "utd", "--", "--utd", "5"), "utd after -- is what the runs of utd differ in"),
         (("--run-root", "other"), "was made with utd 7, and this grid wants 1"),
@@ -225,8 +232,8 @@ def test_names_and_warnings_of_a_dry_run(tmp_path, call):
     names = {word for out in outs for word in shlex.split(out) if word.startswith("InvertedPendulum-v4__")}
     assert names == {"InvertedPendulum-v4__smoke_rac_sac+gamma_1e+0+utd_2__1"}  # the same settings, the same runs
     assert all("--wandb-project-name 'my project'" in out for out in outs)
-    assert experiments.deviations({"gamma": 1.0, "utd": 2}, "rac_sac", "smoke_rac_sac+gamma_1e+0+utd_2", "Ant-v4") == {}
-    assert experiments.label("smoke_rac_sac+gamma_1e+0") == "RAC-SAC (tiny, gamma 1e+0)"
+    assert identity.deviations({"gamma": 1.0, "utd": 2}, "rac_sac", "smoke_rac_sac+gamma_1e+0+utd_2", "Ant-v4") == {}
+    assert identity.label("smoke_rac_sac+gamma_1e+0") == "RAC-SAC (tiny, gamma 1e+0)"
 
 
 def own_copy(path: Path, old: str, new: str) -> str:

@@ -1,0 +1,44 @@
+"""Arguments as words of a command line, in config.json and in a script's source."""
+
+import ast
+import contextlib
+import functools
+from pathlib import Path
+
+from experiments import ROOT
+
+
+def given(flags: str | list[str]) -> dict[str, str]:
+    """The arguments in command-line flags (a line, or its words) by field name; --no-compile is compile: False."""
+    found, words = {}, flags.split() if isinstance(flags, str) else list(flags)
+    while words:
+        name = words.pop(0).removeprefix("--").replace("-", "_")
+        if words and not words[0].startswith("--"):
+            found[name] = words.pop(0)
+        else:
+            found[name.removeprefix("no_")] = str(not name.startswith("no_"))
+    return found
+
+
+def differs(saved, wanted) -> bool:
+    """Whether a value of config.json is another one than a default or a command line's word."""
+    try:
+        return float(saved) != float(wanted)
+    except (TypeError, ValueError):
+        return str(saved) != str(wanted)
+
+
+@functools.cache
+def script_defaults(script: str) -> dict:
+    """The defaults in a script's class Args, {} without one, from its source: importing it would import torch.
+
+    script: a path, or one below the project's folder.
+    """
+    tree = ast.parse(Path(ROOT, script).read_text())
+    fields = next((node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Args"), [])
+    found = {}
+    for node in fields:
+        with contextlib.suppress(ValueError):  # exp_name
+            if isinstance(node, ast.AnnAssign):
+                found[node.target.id] = ast.literal_eval(node.value)
+    return found

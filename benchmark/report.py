@@ -23,7 +23,7 @@ from identity import parts_of
 from publish import publish
 from reporting import figures, tables
 from reporting.document import Document
-from reporting.references import last_planned, paper_marks, paper_tables, published_curves
+from reporting.references import last_step, paper_marks, paper_tables, published_curves
 from reporting.runs import Group, UserError, env_order, find_runs, group_runs, shared_settings, sweep_groups
 from reporting.scores import RETURN, at, family_frame, intervals, score_matrices
 
@@ -133,10 +133,10 @@ def head(document: Document, groups: list[Group], note: str) -> None:
 def learning_curves(document: Document, groups: list[Group], paper: pd.DataFrame, names: tuple[str, ...]) -> None:
     """The best policy's return beside the paper's final values and published curves; the same of RAC-SAC's variants."""
     published, (marks, beyond) = published_curves(names), paper_marks(groups, paper)
-    ends = {group.env_id: last_planned(groups, group.env_id) for group in groups}
+    ends = {group.env_id: last_step(groups, group.env_id) for group in groups}
     caption = (
         "Average return of the best policy: mean ± sample standard deviation over seeds; dotted where not all have come "
-        "yet; up to the step at which the longest run ends or is to end."
+        "yet; up to the last evaluation of the longest run."
     )
     if any(key[0] in ends for key in published):
         caption += " Grey: published means ± std over seeds (benchmark/published), one deterministic policy."

@@ -12,7 +12,9 @@ from .scores import curve, family_frame
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")  # Okabe and Ito's
+# Paul Tol's muted scheme, which those see apart who see few colours, and black: as many as `main` has algorithms
+COLOURS = ("#332288", "#CC6677", "#117733", "#DDCC77", "#88CCEE", "#882255", "#44AA99", "#999933", "#AA4499", "#000000")
+GREY = "#999999"
 LINES = ("-", "--", "-.", (0, (6, 1, 1, 1, 1, 1)))  # dotted lines have a meaning of their own
 STYLE = {
     "figure.dpi": 110,
@@ -27,10 +29,11 @@ STYLE = {
     "figure.constrained_layout.h_pad": 0.08,
 }
 WIDTH = 30  # letters of a label before it is broken
+LINES_OF_A_LABEL = 5  # before it is cut; tables have the whole name
 
 
 def wrapped(text: str) -> str:
-    return textwrap.fill(text, WIDTH)
+    return textwrap.fill(text, WIDTH, max_lines=LINES_OF_A_LABEL, placeholder=" …")
 
 
 def panels(env_ids: list[str], ylabel: str):
@@ -49,12 +52,13 @@ def panels(env_ids: list[str], ylabel: str):
 
 def legend(figure, axes) -> None:
     """One legend below the panels, each entry once."""
-    entries = {wrapped(name): line for ax in axes for line, name in zip(*ax.get_legend_handles_labels(), strict=True)}
+    entries = {name: line for ax in axes for line, name in zip(*ax.get_legend_handles_labels(), strict=True)}
     if entries:
         columns = max(1, min(len(entries), int(figure.get_figwidth() / 2.2)))
-        lines = max(name.count("\n") + 1 for name in entries) * math.ceil(len(entries) / columns)
+        names = [wrapped(name) for name in entries]
+        lines = max(name.count("\n") + 1 for name in names) * math.ceil(len(entries) / columns)
         figure.set_figheight(figure.get_figheight() + 0.17 * lines)  # what the legend takes from the panels
-        figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=columns)
+        figure.legend(entries.values(), names, loc="outside lower center", ncols=columns)
 
 
 def draw_curves(groups: list[Group], column: str, ylabel: str, order=None, published=None, marks=(), ends=None):
@@ -71,7 +75,7 @@ def draw_curves(groups: list[Group], column: str, ylabel: str, order=None, publi
     figure, axes = panels(env_ids, ylabel)
     for group in with_data:
         ax, i = axes[env_ids.index(group.env_id)], order.index(group.label)
-        look = {"color": COLOURS[i % len(COLOURS)], "linestyle": LINES[(i // len(COLOURS) + i) % len(LINES)]}
+        look = {"color": COLOURS[i % len(COLOURS)], "linestyle": LINES[(i // len(COLOURS) + i) % len(LINES)]}  # 20 looks
         stats = curve(group, column)
         whole = stats[stats["seeds"] == len(group.runs)]
         ax.plot(whole.index, whole["mean"], label=group.label, marker="o" if len(whole) == 1 else None, markersize=3, **look)
@@ -88,8 +92,9 @@ def draw_curves(groups: list[Group], column: str, ylabel: str, order=None, publi
         axes[0].plot([], [], "*", markersize=9, color="grey", label="the paper's final return, in the algorithm's colour")
     algorithms = list(dict.fromkeys(name for _, name in published or {}))
     for (env_id, name), lines in (published or {}).items():
-        if env_id in env_ids:
-            i, shown = algorithms.index(name), lines[lines.index <= ends[env_id]]
+        shown = lines[lines.index <= ends.get(env_id, -1)]
+        if env_id in env_ids and len(shown):
+            i = algorithms.index(name)
             shade = plt.get_cmap("Greys")(0.9 - 0.4 * i / max(1, len(algorithms) - 1))
             look = {"color": shade, "linestyle": LINES[i % len(LINES)], "linewidth": 0.8, "zorder": 1.5}
             ax, mean, std = axes[env_ids.index(env_id)], shown["mean_return"], shown["std_return"]
@@ -122,7 +127,7 @@ def draw_best_condition(groups: list[Group]):
     figure, axes = panels([group.env_id for group in groups], f"best {groups[0].condition}")
     for group, ax in zip(groups, axes, strict=True):
         for run in group.runs:
-            ax.plot(run.eval.index, run.eval[column], color=COLOURS[7], linewidth=0.8, label="one seed")
+            ax.plot(run.eval.index, run.eval[column], color=GREY, linewidth=0.8, label="one seed")
         stats = curve(group, column)
         stats = stats[stats["seeds"] == len(group.runs)]
         ax.plot(stats.index, stats["mean"], color=COLOURS[0], label="mean over seeds")
@@ -166,7 +171,7 @@ def draw_intervals(estimates: dict[str, tuple[float, float, float]], xlabel: str
     ax.hlines(range(len(points)), low, high, color=COLOURS[0], linewidth=6, alpha=0.35, capstyle="butt")
     ax.plot(points, range(len(points)), "|", color=COLOURS[0], markersize=14, markeredgewidth=2.5, clip_on=False)
     if probability:
-        ax.axvline(0.5, color=COLOURS[6], linestyle=":", linewidth=1)
+        ax.axvline(0.5, color="black", linestyle=":", linewidth=1)
         ax.set_xlim(0, 1)
     ax.set_yticks(range(len(estimates)), labels)
     ax.set_ylim(len(estimates) - 0.5, -0.5)

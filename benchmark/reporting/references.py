@@ -58,16 +58,16 @@ def paper_marks(groups: list[Group], paper: pd.DataFrame) -> tuple[list, list[st
             continue
         seen.add(key)
         step, mean, std = (row[name].iloc[0] for name in ("env_steps", "mean_return", "std_return"))
-        if step <= last_planned(groups, group.env_id):
+        if step <= last_step(groups, group.env_id):
             marks.append((group, step, mean, std))
         else:
             beyond.append(f"{key[1]} on {group.env_id} at {step:,}")
     return marks, beyond
 
 
-def last_planned(groups: list[Group], env_id: str) -> int:
-    """The step at which the longest of the runs on an environment ends, or is to end."""
-    return max(run.total for group in groups if group.env_id == env_id for run in group.runs)
+def last_step(groups: list[Group], env_id: str) -> int:
+    """The last step at which a run on an environment has been evaluated."""
+    return max(run.last for group in groups if group.env_id == env_id for run in group.runs)
 
 
 def last_before(steps: pd.Index, step: int) -> int | None:

@@ -39,7 +39,13 @@ class Run:
     finished = property(lambda self: self.last >= self.total)
     tracked = property(lambda self: (self.path / "wandb_id").exists())
     kept_script = property(lambda self: self.path.resolve() / f"{self.script}.py")
-    short_commit = property(lambda self: self.commit[:12] + ("-dirty" if self.commit.endswith("-dirty") else ""))
+
+    @property
+    def short_commit(self) -> str:
+        """The commit of the script, or that it is under none."""
+        if self.commit == "unknown":
+            return f"none (script {(self.script_sha256 or 'unknown')[:12]})"
+        return self.commit[:12] + ("-dirty" if self.commit.endswith("-dirty") else "")
 
     def deviations(self, exp_name: str) -> dict:
         """The settings that are not those of an experiment name, by the script that the run has kept."""

@@ -269,14 +269,14 @@ def test_a_difference_only_at_the_papers_step_and_settings(tmp_path, report):
 
 
 def test_lines_and_marks_in_the_learning_curves(tmp_path):
-    make_run(tmp_path, "rac_sac", "Hopper-v4", 1, {5000: 10, 6000: 20}, total=300_000)
+    make_run(tmp_path, "rac_sac", "Hopper-v4", 1, {5000: 10, 300_000: 20})
     make_run(tmp_path, "sac", "Hopper-v4", 1, {5000: 10, 6000: 20}, script="baselines")
     groups = runs.group_runs(runs.find_runs([tmp_path], print), print)
     marks, beyond = references.paper_marks(groups, references.paper_tables()[0])
     assert [(group.exp_name, *mark) for group, *mark in marks] == [("rac_sac", 300_000, 3421, 483)]
     assert beyond == ["SAC on Hopper-v4 at 3,000,000"]
     published = references.published_curves(("SAC", "REDQ"))
-    ends = {"Hopper-v4": references.last_planned(groups, "Hopper-v4")}
+    ends = {"Hopper-v4": references.last_step(groups, "Hopper-v4")}
     figure = figures.draw_curves(groups, "eval/best_return", "return", published=published, marks=marks, ends=ends)
     (ax,) = figure.axes
     lines = {line.get_label(): line for line in ax.lines}
@@ -288,6 +288,78 @@ def test_lines_and_marks_in_the_learning_curves(tmp_path):
     assert star.get_xydata().tolist() == [[300_000, 3421]] and star.get_color() == lines["RAC-SAC"].get_color()
     assert ax.get_xlim() == (0, 303_000)
     figures.plt.close(figure)
+
+
+def test_young_runs_fill_the_axis(tmp_path):
+    """And the legend names only what is drawn."""
+    make_run(tmp_path, "rac_sac", "Hopper-v4", 1, {5000: 10, 6000: 20}, total=300_000)
+    groups = runs.group_runs(runs.find_runs([tmp_path], print), print)
+    ends = {"Hopper-v4": references.last_step(groups, "Hopper-v4")}
+    published = references.published_curves(("REDQ", "XQC"))
+    figure = figures.draw_curves(groups, "eval/best_return", "return", published=published, ends=ends)
+    (ax,) = figure.axes
+    assert ax.get_xlim() == (0, 6060)
+    named = {line.get_label() for line in ax.lines}
+    assert "XQC, published" not in named  # it begins at 50 000
+    assert references.paper_marks(groups, references.paper_tables()[0]) == ([], ["RAC-SAC on Hopper-v4 at 300,000"])
+    figures.plt.close(figure)
+
+
+def test_algorithms_of_main_look_different(tmp_path):
+    for name in experiments.EXPERIMENTS["main"][1]:
+        script = experiments.VARIANTS[name][1].split("/")[-1].removesuffix(".py")
+        make_run(tmp_path, name, "Hopper-v4", 1, {5000: 10, 6000: 20}, script=script)
+    groups = runs.group_runs(runs.find_runs([tmp_path], print), print)
+    figure = figures.draw_curves(groups, "eval/best_return", "return")
+    (ax,) = figure.axes
+    colours = [line.get_color() for line in ax.lines]
+    assert len(colours) == len(set(colours)) == 10
+    figures.plt.close(figure)
+
+
+def test_a_long_name_leaves_room_for_the_curves(tmp_path):
+    """It is cut in the legend; the figure is about as tall as without it."""
+    heights = []
+    for name in ("mine", 36 * "long-"):
+        make_run(tmp_path / name[:4], name, "Hopper-v4", 1, {5000: 10, 6000: 20})
+        groups = runs.group_runs(runs.find_runs([tmp_path / name[:4]], print), print)
+        figure = figures.draw_curves(groups, "eval/best_return", "return")
+        heights.append(figure.get_figheight())
+        assert figure.get_figwidth() == 5.5
+        figures.plt.close(figure)
+    assert heights[1] < heights[0] + 1
+
+
+def test_a_hidden_run_and_a_script_under_no_commit(tmp_path, report):
+    path = make_run(tmp_path / "runs", "rac_sac", "Hopper-v4", 1, {5000: 10, 6000: 20})
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "git_commit": None, "script_sha256": "0123456789abcdef"}))
+    path.rename(path.with_name(".hid"))
+    out, _, text = report("runs")
+    assert "1 run, 0 warnings" in out
+    assert "commits none (script 0123456789ab)" in text
+
+
+def test_defaults_are_those_of_the_script_that_a_run_has_kept(tmp_path, report):
+    """A default that has changed since does not give an old run another name."""
+    path = make_run(tmp_path / "runs", "rac_sac", "Hopper-v4", 1, {5000: 10, 6000: 20}, tau=0.1)
+    make_run(tmp_path / "runs", "rac_td3", "Hopper-v4", 1, {5000: 10, 6000: 20}, script="rac_td3")
+    assert "RAC-SAC [tau 0.1]" in report("runs")[2]
+    source = (ROOT / "rac_sac.py").read_text()
+    (path / "rac_sac.py").write_text(source.replace("    tau: Share = 0.005", "    tau: Share = 0.1"))
+    _, _, text = report("runs")
+    assert "[tau 0.1]" not in text
+    assert "| RAC-SAC " in text
+
+
+def test_the_current_folder_is_no_place_for_a_report(tmp_path, report):
+    make_run(tmp_path / "runs", "rac_sac", "Hopper-v4", 1, {5000: 10, 6000: 20})
+    result = subprocess.run(
+        [sys.executable, str(ROOT / "benchmark/report.py"), "runs", "--out", ""], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: out is the current folder")
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
 
 
 def test_probabilities_and_long_labels(tmp_path):

@@ -1,36 +1,59 @@
-"""The runs of a grid as Ray tasks. Ray places them, and retries those that fail or whose worker or node dies.
+"""The runs of a grid as Ray tasks, which Ray places.
 
-Written by hand is what Ray does not do: showing how the runs stand, stopping them with checkpoints, and refusing a run that
-fits on no node, for which Ray would wait for ever.
+Written by hand is what Ray does not do: handing in again what has failed, from its checkpoint and with a word; showing how the
+runs stand; stopping them with checkpoints; refusing a run that fits on no node, for which Ray would wait for ever.
 """
 
-import contextlib
+import dataclasses
 import datetime
 import os
-import re
 import shlex
 import signal
 import socket
 import sys
 import time
-from pathlib import Path
 
 import job as job_module
-from job import UserError, is_done, last_row, last_step, number, run_job
+from job import Job, UserError, is_done, last_row, last_step, number, run_job
+
+
+@dataclasses.dataclass
+class Standing:
+    """How a job stands, as its driver sees it."""
+
+    job: Job
+    step: int  # environment steps trained
+    attempts: int = 0  # handed to Ray
+    log_size: int = 0  # bytes of the log when it was handed in the last time; what has grown has started
+    bar: int | None = None
+    failure: str = ""
+
+    @property
+    def started(self) -> bool:
+        return log_size(self.job) > self.log_size
+
+
+def log_size(job: Job) -> int:
+    return job.log.stat().st_size if job.log.exists() else 0
 
 
 class Driver:
-    """Submits the jobs and shows how they stand: bars in a terminal, else a line whenever something happens and every minute."""
+    """Hands jobs to Ray, again when they fail, and shows how they stand: bars in a terminal, else a line whenever something
+    happens and every minute."""
 
-    def __init__(self, options, jobs: list[dict], ray):
+    def __init__(self, options, jobs: list[Job], ray):
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        self.options, self.jobs, self.ray, self.console = options, jobs, ray, Console()
-        name = f"{socket.gethostname()}-{os.getpid()}"
-        self.stop_file, self.mark = options.run_root.resolve() / f".stop-{name}", f"--- {name}: "
+        self.options = options
+        self.ray = ray
+        self.console = Console()
+        self.stop_file = options.run_root.resolve() / f".stop-{socket.gethostname()}-{os.getpid()}"
         self.stop_file.unlink(missing_ok=True)  # of a driver that was killed while it stopped, in a container like this one
-        self.done, self.failed, self.running = [job for job in jobs if is_done(job)], [], {}  # running, or waiting: task -> job
+        self.standings = [Standing(job, last_step(job.run_dir, "train.csv")) for job in jobs]
+        self.done = [standing for standing in self.standings if is_done(standing.job)]
+        self.failed: list[Standing] = []
+        self.running: dict = {}  # or waiting for a place: Ray's task -> standing
         columns = (
             TextColumn("{task.description}"),
             BarColumn(20),
@@ -41,68 +64,50 @@ class Driver:
         self.bars = Progress(
             *columns, console=self.console, transient=True, disable=not self.console.is_terminal, speed_estimate_period=600
         )
-        for job in jobs:
-            job["step"] = last_step(job["run_dir"], "train.csv")
-        self.all = self.bars.add_task("all runs", total=sum(job["steps"] for job in jobs), completed=self.steps(), note="")
+        self.all = self.bars.add_task("all runs", total=sum(job.steps for job in jobs), completed=self.steps(), note="")
 
     def say(self, text: str) -> None:
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def steps(self) -> int:
         """The steps of all runs so far; those of a failed one count as not done."""
-        return sum(min(job["step"], job["steps"]) for job in self.jobs if job not in self.failed)
+        return sum(min(standing.step, standing.job.steps) for standing in self.standings if standing not in self.failed)
 
-    def submit(self) -> None:
-        """Hand all jobs that are not done to Ray, which starts them as places get free."""
-        self.ray.cloudpickle.register_pickle_by_value(job_module)  # the workers of a cluster need not find it
-        # Ray counts deaths and exceptions together; a wrong argument, which stays wrong, is no exception of run_job.
-        task = self.ray.remote(
-            num_cpus=self.options.cpus_per_run,
-            num_gpus=self.options.gpus_per_run,
-            max_retries=self.options.retries,
-            retry_exceptions=True,
-        )(run_job)
-        for job in self.jobs:
-            if job not in self.done:
-                log = Path(job["run_dir"] + ".log")
-                job |= {
-                    "driver": self.mark,
-                    "stop_file": str(self.stop_file),
-                    "attempts": 0,
-                    "bar": None,
-                    "log_position": log.stat().st_size if log.exists() else 0,
-                }
-                self.running[task.options(name=job["name"]).remote(job)] = job
+    def submit(self, standing: Standing) -> None:
+        """Hand a job to Ray, which starts it as soon as there is a place."""
+        job = standing.job
+        job.stop_file = str(self.stop_file)
+        standing.attempts += 1
+        standing.log_size = log_size(job)
+        options = self.options
+        # Ray would count an exception and the death of a node alike, and tell nobody.
+        task = self.ray.remote(num_cpus=options.cpus_per_run, num_gpus=options.gpus_per_run, max_retries=0)(run_job)
+        self.running[task.options(name=job.name).remote(job)] = standing
 
     def follow(self) -> None:
-        """Read on in logs and CSV files. An attempt that is not the first is a retry of Ray's."""
-        for job in self.running.values():
-            with contextlib.suppress(FileNotFoundError), open(job["run_dir"] + ".log", "rb") as file:
-                file.seek(job["log_position"])
-                text = b"".join(file.read().rpartition(b"\n")[:2])
-                job["log_position"] += len(text)
-                pattern = rf"^{re.escape(self.mark)}(attempt|failed:) (.*)$"
-                for kind, message in re.findall(pattern, text.decode(errors="replace"), re.M):
-                    if kind == "attempt" and job["attempts"]:
-                        self.say(f"retry {job['attempts']} of {self.options.retries}: {job['name']}: {job['failure']}")
-                    job["attempts"] += kind == "attempt"
-                    job["failure"] = "its Ray worker or node died" if kind == "attempt" else message
-            if job["attempts"]:
-                train, evaluation = (last_row(job["run_dir"], name) for name in ("train.csv", "eval.csv"))
-                job["step"], best = int(number(train, "global_step")), number(evaluation, "eval/best_return", None)
-                if job["bar"] is None:
-                    job["bar"] = self.bars.add_task(job["name"], total=job["steps"], completed=job["step"], note="")
-                note = f"{number(train, 'charts/SPS'):.1f} steps/s" if job["step"] < job["steps"] else "evaluating"
-                self.bars.update(job["bar"], completed=job["step"], note=note + ("" if best is None else f", return {best:.0f}"))
+        """Read in CSV files how the jobs go on."""
+        for standing in self.running.values():
+            if not standing.started:
+                continue
+            job = standing.job
+            train = last_row(job.run_dir, "train.csv")
+            best = number(last_row(job.run_dir, "eval.csv"), "eval/best_return", None)
+            standing.step = int(number(train, "global_step"))
+            if standing.bar is None:
+                standing.bar = self.bars.add_task(job.name, total=job.steps, completed=standing.step, note="")
+            note = f"{number(train, 'charts/SPS'):.1f} steps/s" if standing.step < job.steps else "evaluating"
+            if best is not None:
+                note += f", return {best:.0f}"
+            self.bars.update(standing.bar, completed=standing.step, note=note)
         self.bars.update(self.all, completed=self.steps())
 
     def line(self) -> str:
         """How the grid stands."""
-        running = sum(job["attempts"] > 0 for job in self.running.values())
+        running = sum(standing.started for standing in self.running.values())
         left = self.bars.tasks[0].time_remaining if self.running else 0
         return (
             f"done {len(self.done)} · running {running} · waiting {len(self.running) - running} · failed {len(self.failed)} "
-            f"of {len(self.jobs)} · {self.steps() / self.bars.tasks[0].total:.1%} of the steps · ETA "
+            f"of {len(self.standings)} · {self.steps() / self.bars.tasks[0].total:.1%} of the steps · ETA "
             f"{'?' if left is None else datetime.timedelta(seconds=int(left))}"
         )
 
@@ -111,28 +116,39 @@ class Driver:
         ended, _ = self.ray.wait(list(self.running), num_returns=1, timeout=2.0)
         self.follow()
         for task in ended:
-            job = self.running.pop(task)
-            try:
-                failure = self.ray.get(task)
-            except self.ray.exceptions.RayTaskError as error:
-                failure = (str(error.cause or error).strip() or repr(error.cause)).splitlines()[-1]
-            except self.ray.exceptions.RayError as error:
-                failure = f"its Ray worker or node died ({type(error).__name__})"
-            if job["bar"] is not None:
-                self.bars.remove_task(job["bar"])
-            if failure:
-                job["failure"] = failure
-                self.failed.append(job)
-                self.say(f"failed: {job['name']}: {failure} (log: {job['run_dir']}.log)")
+            standing = self.running.pop(task)
+            failure, may_pass = self.result_of(task)
+            if not failure:
+                self.done.append(standing)
+                self.say(f"done: {standing.job.name}")
+            elif may_pass and standing.attempts <= self.options.retries:
+                self.say(f"retry {standing.attempts} of {self.options.retries}: {standing.job.name}: {failure}")
+                self.submit(standing)
+                continue
             else:
-                self.done.append(job)
-                self.say(f"done: {job['name']}")
+                standing.failure = failure
+                self.failed.append(standing)
+                self.say(f"failed: {standing.job.name}: {failure} (log: {standing.job.log})")
+            if standing.bar is not None:
+                self.bars.remove_task(standing.bar)
+
+    def result_of(self, task) -> tuple[str, bool]:
+        """What is wrong with a task that has ended, "" for nothing, and whether another attempt may mend it."""
+        try:
+            return self.ray.get(task), False
+        except self.ray.exceptions.RayTaskError as error:
+            return (str(error.cause or error).strip() or repr(error.cause)).splitlines()[-1], True
+        except self.ray.exceptions.RayError as error:
+            return f"its Ray worker or node died ({type(error).__name__})", True
 
     def run(self, stopped: list[int]) -> None:
         """Run what is not done until nothing runs any more; KeyboardInterrupt once a signal's number is in `stopped`."""
         if self.done:
-            self.say(f"{len(self.done)} of {len(self.jobs)} runs are finished already")
-        self.submit()
+            self.say(f"{len(self.done)} of {len(self.standings)} runs are finished already")
+        self.ray.cloudpickle.register_pickle_by_value(job_module)  # the workers of a cluster need not find it
+        for standing in self.standings:
+            if standing not in self.done:
+                self.submit(standing)
         with self.bars:
             shown = 0.0
             while self.running and not stopped:
@@ -151,9 +167,8 @@ class Driver:
         self.stop_file.parent.mkdir(parents=True, exist_ok=True)
         self.stop_file.touch()
         try:
-            self.follow()
-            for task, job in self.running.items():
-                if not job["attempts"]:
+            for task, standing in self.running.items():
+                if not standing.started:
                     self.ray.cancel(task)
             if self.running:
                 self.ray.wait(list(self.running), num_returns=len(self.running), timeout=150)
@@ -172,7 +187,7 @@ def check_resources(options, ray) -> None:
         )
 
 
-def run_grid(options, jobs: list[dict]) -> int:
+def run_grid(options, jobs: list[Job]) -> int:
     """Run what is not done yet; returns the exit code."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -181,7 +196,7 @@ def run_grid(options, jobs: list[dict]) -> int:
     import ray
 
     # A Ray worker that ends kills its children at once; ours get SIGTERM instead and write their checkpoints.
-    system = {"kill_child_processes_on_worker_exit": False, "task_oom_retries": options.retries}
+    system = {"kill_child_processes_on_worker_exit": False, "task_oom_retries": 0}
     local = {"address": "local", "include_dashboard": False, "_system_config": system}
     wandb = {name: value for name, value in os.environ.items() if name.startswith("WANDB_")}  # for workers started elsewhere
     address = {"address": options.address, "runtime_env": {"env_vars": wandb}} if options.address else local
@@ -206,7 +221,7 @@ def run_grid(options, jobs: list[dict]) -> int:
         driver.run(stopped)
     finally:
         ray.shutdown()
-    for job in driver.failed:
-        print(f"failed: {job['name']}: {job['failure']}", file=sys.stderr)
+    for standing in driver.failed:
+        print(f"failed: {standing.job.name}: {standing.failure}", file=sys.stderr)
     print(f"report: {shlex.join(['python', 'benchmark/report.py', str(options.run_root), '--out', 'report'])}")
     return 1 if driver.failed else 0

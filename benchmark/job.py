@@ -1,6 +1,7 @@
 """One run of a grid: what its run directory says of it, and how a Ray worker brings it to its end."""
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
@@ -14,6 +15,27 @@ from pathlib import Path
 
 class UserError(Exception):
     """A mistake of the user: shown as one sentence, exit code 2."""
+
+
+@dataclasses.dataclass
+class Job:
+    """One run of a grid."""
+
+    name: str
+    run_dir: str  # absolute
+    script: str  # absolute
+    arguments: list[str]  # of a fresh start
+    settings: dict[str, str]  # the same by field name
+    steps: int  # environment steps
+    cpus: int  # cores, and training threads
+    sha256: str  # of the script when the grid was made
+    own: bool = False  # whether the script is somebody's own
+    value_bias: str = ""  # the program that measures the value bias
+    stop_file: str = ""  # where there is such a file, programs are stopped
+
+    @property
+    def log(self) -> Path:
+        return Path(f"{self.run_dir}.log")
 
 
 def last_row(run_dir: str, name: str) -> dict[str, str]:
@@ -61,98 +83,95 @@ def unmeasured(run_dir: str) -> set[int]:
     return snapshots - {int(row.split(",")[0]) for row in rows}
 
 
-def is_done(job: dict) -> bool:
+def is_done(job: Job) -> bool:
     """Trained as far as the grid asks, its final policies evaluated on fresh episodes, the bias of its snapshots measured."""
-    ended = all(last_step(job["run_dir"], name) >= job["steps"] for name in ("eval.csv", "evaluate.csv"))
-    return ended and not unmeasured(job["run_dir"])
+    ended = all(last_step(job.run_dir, name) >= job.steps for name in ("eval.csv", "evaluate.csv"))
+    return ended and not unmeasured(job.run_dir)
 
 
-def training_command(job: dict, python: str = "python") -> list[str]:
+def training_command(job: Job, python: str = "python") -> list[str]:
     """A fresh start, or going on from the checkpoint where there is one."""
-    saved = read_config(job["run_dir"])
-    if saved is None or not (Path(job["run_dir"]) / "checkpoint.pt").exists():
-        return [python, job["script"], *job["arguments"]]
-    steps = max(job["steps"], saved.get("total_timesteps") or 0)
-    return [python, job["script"], "--resume", job["run_dir"], "--total-timesteps", str(steps)]
+    saved = read_config(job.run_dir)
+    if saved is None or not (Path(job.run_dir) / "checkpoint.pt").exists():
+        return [python, job.script, *job.arguments]
+    steps = max(job.steps, saved.get("total_timesteps") or 0)
+    return [python, job.script, "--resume", job.run_dir, "--total-timesteps", str(steps)]
 
 
-def run_job(job: dict) -> str:
-    """In a Ray worker: train (or go on), then evaluate; returns "" when done, or what is wrong and would stay wrong.
+def run_job(job: Job) -> str:
+    """In a Ray worker: train (or go on), evaluate, measure the bias; returns "" when done, or what is wrong and would stay wrong.
 
-    Raises RuntimeError for what another attempt may mend. The log has a line of each attempt, by which the driver follows it.
+    Raises RuntimeError for what another attempt may mend. What the programs say goes into the run's log.
     """
-    log = Path(job["run_dir"] + ".log")
-    log.parent.mkdir(parents=True, exist_ok=True)
-
-    def note(text: str) -> int:
-        with open(log, "a") as file:
-            file.write(f"\n{job['driver']}{text}\n")
-            return file.tell()
-
-    began = note(f"attempt on {socket.gethostname()}, {time.strftime('%Y-%m-%d %H:%M:%S')}")
-    try:
-        return attempt(job, log, began)
-    except Exception as error:
-        note(f"failed: {(str(error) or repr(error)).splitlines()[0]}")
-        raise
-
-
-def attempt(job: dict, log: Path, began: int) -> str:
-    """As run_job; what the script says goes into the log, from the position `began`."""
     import filelock
 
-    run_dir, stop_file = Path(job["run_dir"]), Path(job["stop_file"])
+    log = job.log
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with open(log, "a") as file:
+        file.write(f"\n--- on {socket.gethostname()}, {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
+        began = file.tell()
+    run_dir = Path(job.run_dir)
     if run_dir.exists():  # its process of before may still be writing its checkpoint
         try:
             with filelock.FileLock(run_dir / ".lock", timeout=120):
                 pass
         except filelock.Timeout:
             raise RuntimeError("the run directory is in use by another process") from None
-    if hashlib.sha256(Path(job["script"]).read_bytes()).hexdigest() != job["sha256"]:
-        return f"{job['script']} has changed since this grid was started, and its runs would not be of one script"
+    if hashlib.sha256(Path(job.script).read_bytes()).hexdigest() != job.sha256:
+        return f"{job.script} has changed since this grid was started, and its runs would not be of one script"
     fresh = not (run_dir / "checkpoint.pt").exists()
-    # A run that was trained to its end is resumed too: it ends at once, with the checkpoint that is then evaluated.
-    code = run_process(training_command(job, sys.executable), log, job["cpus"], stop_file)
-    if code == 0:
-        code = run_process([sys.executable, job["script"], "--evaluate", job["run_dir"]], log, job["cpus"], stop_file)
-    if code == 0 and unmeasured(job["run_dir"]):
-        measure = [sys.executable, job["value_bias"], job["run_dir"], "--workers", str(job["cpus"])]
-        code = run_process(measure, log, job["cpus"], stop_file)
-    if stop_file.exists():
+    code = run_programs(job)
+    if Path(job.stop_file).exists():
         return "stopped"
     if code == 0 and is_done(job):
         return ""
     if code <= 0:
         raise RuntimeError(f"killed by signal {-code}" if code else "exit code 0, but the run is not finished")
-    lines = [line.strip("│ ") for line in log.read_bytes()[began:].decode(errors="replace").splitlines()]
-    lines = [line for line in lines if any(c.isalnum() for c in line)] or ["it said nothing"]
-    said = [line for line in lines if line.startswith(("error:", "Unrecognized"))] or lines
-    message = f"exit code {code}: {said[-1]}"
+    message = f"exit code {code}: {last_words(log, began)}"
     # Arguments stay wrong, but a directory that a dying process of this run has made or holds is fit for the next attempt.
     if code == 2 and not (fresh and (run_dir / "checkpoint.pt").exists()) and "in use by another process" not in message:
         return message
     raise RuntimeError(message)
 
 
-def run_process(command: list[str], log: Path, threads: int, stop_file: Path) -> int:
-    """Run a command with its output appended to `log`; returns its exit code, minus the signal's number if it was killed.
+def run_programs(job: Job) -> int:
+    """Training, evaluation, and the value bias where it is not measured; returns the exit code of the last one."""
+    # A run that was trained to its end is resumed too: it ends at once, with the checkpoint that is then evaluated.
+    code = run_process(training_command(job, sys.executable), job)
+    if code == 0:
+        code = run_process([sys.executable, job.script, "--evaluate", job.run_dir], job)
+    if code == 0 and unmeasured(job.run_dir):
+        code = run_process([sys.executable, job.value_bias, job.run_dir, "--workers", str(job.cpus)], job)
+    return code
+
+
+def last_words(log: Path, began: int) -> str:
+    """What a log says of a failure, from the position `began` on."""
+    lines = [line.strip("│ ") for line in log.read_bytes()[began:].decode(errors="replace").splitlines()]
+    lines = [line for line in lines if any(c.isalnum() for c in line)] or ["it said nothing"]
+    said = [line for line in lines if line.startswith(("error:", "Unrecognized"))] or lines
+    return said[-1]
+
+
+def run_process(command: list[str], job: Job) -> int:
+    """Run a command with its output appended to the job's log; returns its exit code, minus the signal's number if killed.
 
     It gets SIGTERM, on which a script writes its checkpoint, when this worker dies or stop_file appears: a file on the shared
     storage reaches every node, and unlike an exception that is raised in the middle of other code it cannot be lost.
     """
     if shutil.which("setpriv"):  # of util-linux, on every Linux
         command = ["setpriv", "--pdeathsig", "TERM", *command]
-    with open(log, "ab") as file:
+    with open(job.log, "ab") as file:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,
             start_new_session=True,
-            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+            env={**os.environ, "OMP_NUM_THREADS": str(job.cpus)},
         )
     try:
-        while process.poll() is None and not stop_file.exists():
+        while process.poll() is None and not Path(job.stop_file).exists():
             time.sleep(0.3)
     finally:  # Ray may also end a task by an exception
         process.terminate()  # does nothing to one that has ended

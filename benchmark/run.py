@@ -1,7 +1,7 @@
 """Run variants x environments x seeds as Ray tasks, from one core to a cluster: an experiment of experiments.py, own scripts.
 
     python benchmark/run.py --experiment main --seeds 8
-    python benchmark/run.py --experiment main --seeds 8 --gpus-per-run 0.25 --cpus-per-run 4
+    python benchmark/run.py --experiment main --seeds 8 --gpus-per-run 0.25 --cpus-per-run 4 -- --max-pending-evaluations 1000000
     python benchmark/run.py --experiment main --seeds 8 --address auto --run-root /shared/runs
     python benchmark/run.py --scripts rac_sac.py my_rac.py --env-ids Hopper-v4 --seeds 4 -- --utd 5
 
@@ -28,7 +28,7 @@ from experiments import EXPERIMENTS, HARMLESS, ROOT, SWEEPS
 from flags import differs, given, script_defaults
 from grid import run_grid
 from identity import expected
-from job import UserError, is_done, read_config, training_command
+from job import Job, UserError, is_done, read_config, training_command
 
 # What run.py sets for each run itself, and how to choose it.
 RESERVED = {
@@ -110,8 +110,8 @@ def own_scripts(options: Options) -> list[tuple[str, str, str]]:
     ]
 
 
-def make_jobs(options: Options, for_all: dict[str, str]) -> list[dict]:
-    """One dict for each run of the grid: name, run_dir, steps, script, arguments of a fresh start; seeds outermost."""
+def make_jobs(options: Options, for_all: dict[str, str]) -> list[Job]:
+    """A job for each run of the grid, seeds outermost."""
     suffix = "".join(f"+{name}_{value}" for name, value in sorted(for_all.items()) if name not in HARMLESS)
     if options.experiment in SWEEPS and SWEEPS[options.experiment][1] in for_all:
         raise UserError(f"{SWEEPS[options.experiment][1]} after -- is what the runs of {options.experiment} differ in.")
@@ -158,35 +158,37 @@ def make_jobs(options: Options, for_all: dict[str, str]) -> list[dict]:
                     flag, switch = field.replace("_", "-"), value in ("True", "False") and field != "cuda"  # cuda may be None
                     arguments += [f"--{flag}" if value == "True" else f"--no-{flag}"] if switch else [f"--{flag}", value]
                 jobs.append(
-                    {
-                        "name": name,
-                        "run_dir": str(run_dir),
-                        "script": str(ROOT / script),
-                        "value_bias": str(ROOT / "benchmark/value_bias.py"),
-                        "steps": steps,
-                        "arguments": arguments,
-                        "settings": settings,
-                        "cpus": options.cpus_per_run,
-                        "sha256": sha256(script),
-                        "own": Path(script).is_absolute(),
-                    }
+                    Job(
+                        name=name,
+                        run_dir=str(run_dir),
+                        script=str(ROOT / script),
+                        arguments=arguments,
+                        settings=settings,
+                        steps=steps,
+                        cpus=options.cpus_per_run,
+                        sha256=sha256(script),
+                        own=Path(script).is_absolute(),
+                        value_bias=str(ROOT / "benchmark/value_bias.py"),
+                    )
                 )
     return jobs
 
 
-def check_existing(job: dict, for_all: dict[str, str]) -> None:
+def check_existing(job: Job, for_all: dict[str, str]) -> None:
     """Raise UserError if the job's run directory is of other settings or another own script, or is something else.
 
     A run that was begun for more steps goes on to them; a warning says what else a resumed run keeps that it began with.
     """
-    run_dir, settings, saved = Path(job["run_dir"]), job["settings"], read_config(job["run_dir"])
+    run_dir = Path(job.run_dir)
+    settings = job.settings
+    saved = read_config(job.run_dir)
     away = "move it away or choose another --run-root."
     if saved is None and (run_dir / "checkpoint.pt").exists():
         raise UserError(f"{run_dir} is there but has no readable config.json; {away}")
     if saved is None:
         return
-    if job["own"] and job["sha256"] not in saved["script_sha256"]:
-        raise UserError(f"{run_dir} was made with another {saved['script']}.py than {job['script']}; {away}")
+    if job.own and job.sha256 not in saved["script_sha256"]:
+        raise UserError(f"{run_dir} was made with another {saved['script']}.py than {job.script}; {away}")
     for name, value in {**(expected(settings["exp_name"], settings["env_id"]) or {}), **settings}.items():
         other = name in saved and differs(saved[name], value)
         if other and (name not in (*HARMLESS, "total_timesteps") or (name == "cuda" and saved["cuda"] is not None)):
@@ -194,9 +196,9 @@ def check_existing(job: dict, for_all: dict[str, str]) -> None:
     if is_done(job):
         return
     kept = [name for name in for_all if name in HARMLESS and name in settings and differs(saved.get(name), settings[name])]
-    if saved.get("total_timesteps", 0) > job["steps"]:
-        job["steps"] = saved["total_timesteps"]
-        kept.append(f"total_timesteps ({job['steps']:,})")
+    if saved.get("total_timesteps", 0) > job.steps:
+        job.steps = saved["total_timesteps"]
+        kept.append(f"total_timesteps ({job.steps:,})")
     if kept:
         print(f"warning: {run_dir} keeps the {', '.join(kept)} that it began with.", file=sys.stderr)
 

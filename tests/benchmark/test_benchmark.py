@@ -167,3 +167,19 @@ def test_time_limits_are_real(monkeypatch, tmp_path):
     assert codes == [-signal.SIGKILL, 0]
     assert time.monotonic() - start < 4
     assert (tmp_path / "one").read_text() == "began\n"
+
+
+def test_cost_is_capped_by_evaluation():
+    """Two cores evaluate 39 steps of Ant-v4 a second, whatever the GPU's rate."""
+
+    def hours(*arguments):
+        command = [sys.executable, str(ROOT / "benchmark/speed/cost.py"), *arguments]
+        out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        (row,) = [line for line in out.splitlines() if line.startswith("| `variants`")]
+        return int(row.split("|")[5].replace(",", ""))
+
+    learned = 3 * 295_000 + 995_000
+    assert hours("--seeds", "1") == round(3 * learned / 100 / 3600)
+    capped = hours("--seeds", "1", "--eval-cores", "2", "--gpu-steps-per-second", "1000")
+    families = 2 * (995_000 / 23.337 + 295_000 / 38.986 + 295_000 * 36.9e-3 / 2 + 295_000 * 26e-3 / 2)
+    assert capped > families / 3600  # bias is evaluated too, and Vanilla RAC has one policy

@@ -20,11 +20,13 @@ import pandas as pd
 import tyro
 from experiments import SMOKE, SWEEPS, VARIANTS
 from identity import parts_of
+from job import UserError
 from publish import publish
 from reporting import figures, tables
 from reporting.document import Document
+from reporting.groups import Group, env_order, group_runs, shared_settings, sweep_groups
 from reporting.references import last_step, paper_marks, paper_tables, published_curves
-from reporting.runs import Group, UserError, env_order, find_runs, group_runs, shared_settings, sweep_groups
+from reporting.runs import Warnings, find_runs
 from reporting.scores import RETURN, at, family_frame, intervals, score_matrices
 
 TITLE = "Realistic Actor-Critic: report"
@@ -54,21 +56,19 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def build(options: Options, groups: list[Group], warned: list[str], warn) -> Document:
+def build(options: Options, groups: list[Group], said: Warnings) -> Document:
     """The whole report; figures are written on the way."""
     document = Document(TITLE, options.out)
     sweeps = {sweep: found for sweep in SWEEPS if (found := sweep_groups(groups, sweep))}
     # Values of a sweep other than the default are in its panel only; whatever is in no panel is in the main comparison.
-    in_panels = {
-        group.runs[0].path for sweep, members in sweeps.items() for group in members if group.deviations(SWEEPS[sweep][0])
-    }
-    main = [group for group in groups if group.runs[0].path not in in_panels]
+    in_panels = {group.key for sweep, members in sweeps.items() for group in members if group.deviations(SWEEPS[sweep][0])}
+    main = [group for group in groups if group.key not in in_panels]
     table1, table2 = paper_tables()
-    scores, score_steps = score_matrices(main, table1, warn)
+    scores, score_steps = score_matrices(main, table1, said)
     head(document, groups, options.note)
-    if warned:
+    if said.texts:
         document.heading("Warnings")
-        document.text("\n".join(f"- {warning}" for warning in warned))
+        document.text("\n".join(f"- {text}" for text in said.texts))
     document.heading("Final return (table 1 of the paper)")
     document.table(tables.final_return(main, table1))
     document.heading("Samples to reach a return (table 2 of the paper)")
@@ -242,28 +242,22 @@ def ablations(document: Document, sweeps: dict[str, list[Group]]) -> None:
 
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
-    warned = []
-
-    def warn(text: str) -> None:
-        if text not in warned:
-            warned.append(text)
-            print(f"warning: {text}", file=sys.stderr)
-
+    said = Warnings()
     try:
         if options.bootstrap < 1:
             raise UserError(f"bootstrap is {options.bootstrap}; it must be at least 1.")
         if str(options.out) in ("", "."):
             raise UserError("out is the current folder; give a folder of its own, which is made where it is not there.")
-        groups = group_runs(find_runs(options.runs, warn), warn)
+        groups = group_runs(find_runs(options.runs, said), said)
         if not groups:
             raise UserError("there is no run that can be reported on; give run directories with an eval.csv.")
         options.out.mkdir(parents=True, exist_ok=True)
         with figures.plt.rc_context(figures.STYLE), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            document = build(options, groups, warned, warn)
+            document = build(options, groups, said)
         document.write()
         used = sum(len(group.runs) for group in groups)
-        print(f"{options.out / 'report.md'} and report.html: {count(used, 'run')}, {count(len(warned), 'warning')}")
+        print(f"{options.out / 'report.md'} and report.html: {count(used, 'run')}, {count(len(said.texts), 'warning')}")
         if options.publish:
             publish(document.tables, groups, options.out / "wandb_report.json", options.entity, options.project)
     except UserError as error:

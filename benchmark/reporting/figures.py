@@ -6,7 +6,7 @@ import textwrap
 import matplotlib
 import numpy as np
 
-from .runs import Group
+from .groups import Group
 from .scores import curve, family_frame
 
 matplotlib.use("Agg")

@@ -6,8 +6,9 @@ import numpy as np
 import pandas as pd
 from experiments import PAPER_ENVS, VARIANTS, short_name
 from identity import parts_of
+from job import UserError
 
-from .runs import Group, UserError
+from .groups import Group
 
 FOLDER = Path(__file__).resolve().parent.parent
 RIVAL = "REDQ"  # the paper's main rival: published curves are compared with its

@@ -7,7 +7,8 @@ import numpy as np
 import pandas as pd
 from experiments import SMOKE, short_name
 
-from .runs import Group, env_order, of_policies
+from .groups import Group, env_order
+from .runs import Warnings, of_policies
 
 RETURN = "eval/best_return"
 
@@ -36,7 +37,7 @@ def family_frame(group: Group, what: str) -> pd.DataFrame:
     return (sum(frames) / len(frames)).dropna()  # NaN where a seed is missing
 
 
-def score_matrices(groups: list[Group], paper: pd.DataFrame, warn) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+def score_matrices(groups: list[Group], paper: pd.DataFrame, warnings: Warnings) -> tuple[dict[str, np.ndarray], dict[str, int]]:
     """Algorithm -> returns (seeds, environments) over the paper's RAC-SAC return; environment -> the step they are taken at.
 
     That is the last step that all of these runs have. Every algorithm has all of these environments, and as many seeds as in
@@ -58,21 +59,21 @@ def score_matrices(groups: list[Group], paper: pd.DataFrame, warn) -> tuple[dict
     complete = {name: mine for name, mine in ran_on.items() if mine.keys() >= best}
     for name in [name for name in ran_on if name not in complete]:
         missing = ", ".join(env_id for env_id in env_ids if env_id not in ran_on[name])
-        warn(f"{name} has no run on {missing}: left out of the aggregate scores.")
+        warnings.add(f"{name} has no run on {missing}: left out of the aggregate scores.")
     left = sorted({group.env_id for group in usable} - best, key=env_order)
     if left:
-        warn(f"not all compared algorithms ran on {', '.join(left)}: left out of the aggregate scores.")
+        warnings.add(f"not all compared algorithms ran on {', '.join(left)}: left out of the aggregate scores.")
     steps = {env_id: min(mine[env_id].last for mine in complete.values()) for env_id in env_ids}
     scores = {}
     for name, mine in complete.items():
         seeds = min(len(group.runs) for group in mine.values())
         if any(len(group.runs) > seeds for group in mine.values()):
-            warn(f"{name} does not have the same number of seeds everywhere: the aggregate scores use its first {seeds}.")
+            warnings.add(f"{name} does not have the same number of seeds everywhere: the aggregate scores use its first {seeds}.")
         columns = [at(mine[env_id], steps[env_id])[:seeds] / paper[short_name(env_id)] for env_id in env_ids]
         scores[name] = np.stack(columns, axis=1)
         if late := [env_id for env_id, column in zip(env_ids, columns, strict=True) if np.isnan(column).any()]:
             where = ", ".join(late)
-            warn(f"{name} has no evaluation on {where} by the last step of the others: left out of the aggregate scores.")
+            warnings.add(f"{name} has no evaluation on {where} by the last step of the others: left out of the aggregate scores.")
             del scores[name]
     return scores, steps
 

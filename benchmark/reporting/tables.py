@@ -10,8 +10,8 @@ import pandas as pd
 from experiments import BASELINES, short_name
 from identity import parts_of
 
+from .groups import Group
 from .references import RIVAL, last_before, paper_name, published_curves, same_setting
-from .runs import Group
 from .scores import RETURN, at, steps_to
 
 NONE = "—"  # in a table's cell

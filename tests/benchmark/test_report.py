@@ -22,6 +22,7 @@ import identity
 import publish
 import report as program
 from reporting import figures, references, runs
+from reporting import groups as grouping
 
 pytestmark = pytest.mark.benchmark
 BETAS = tuple(f"{0.8 * i / 12:.6g}" for i in range(1, 13))
@@ -271,7 +272,7 @@ def test_a_difference_only_at_the_papers_step_and_settings(tmp_path, report):
 def test_lines_and_marks_in_the_learning_curves(tmp_path):
     make_run(tmp_path, "rac_sac", "Hopper-v4", 1, {5000: 10, 300_000: 20})
     make_run(tmp_path, "sac", "Hopper-v4", 1, {5000: 10, 6000: 20}, script="baselines")
-    groups = runs.group_runs(runs.find_runs([tmp_path], print), print)
+    groups = grouping.group_runs(runs.find_runs([tmp_path], said := runs.Warnings()), said)
     marks, beyond = references.paper_marks(groups, references.paper_tables()[0])
     assert [(group.exp_name, *mark) for group, *mark in marks] == [("rac_sac", 300_000, 3421, 483)]
     assert beyond == ["SAC on Hopper-v4 at 3,000,000"]
@@ -293,7 +294,7 @@ def test_lines_and_marks_in_the_learning_curves(tmp_path):
 def test_young_runs_fill_the_axis(tmp_path):
     """And the legend names only what is drawn."""
     make_run(tmp_path, "rac_sac", "Hopper-v4", 1, {5000: 10, 6000: 20}, total=300_000)
-    groups = runs.group_runs(runs.find_runs([tmp_path], print), print)
+    groups = grouping.group_runs(runs.find_runs([tmp_path], said := runs.Warnings()), said)
     ends = {"Hopper-v4": references.last_step(groups, "Hopper-v4")}
     published = references.published_curves(("REDQ", "XQC"))
     figure = figures.draw_curves(groups, "eval/best_return", "return", published=published, ends=ends)
@@ -309,7 +310,7 @@ def test_algorithms_of_main_look_different(tmp_path):
     for name in experiments.EXPERIMENTS["main"][1]:
         script = experiments.VARIANTS[name][1].split("/")[-1].removesuffix(".py")
         make_run(tmp_path, name, "Hopper-v4", 1, {5000: 10, 6000: 20}, script=script)
-    groups = runs.group_runs(runs.find_runs([tmp_path], print), print)
+    groups = grouping.group_runs(runs.find_runs([tmp_path], said := runs.Warnings()), said)
     figure = figures.draw_curves(groups, "eval/best_return", "return")
     (ax,) = figure.axes
     colours = [line.get_color() for line in ax.lines]
@@ -322,7 +323,7 @@ def test_a_long_name_leaves_room_for_the_curves(tmp_path):
     heights = []
     for name in ("mine", 36 * "long-"):
         make_run(tmp_path / name[:4], name, "Hopper-v4", 1, {5000: 10, 6000: 20})
-        groups = runs.group_runs(runs.find_runs([tmp_path / name[:4]], print), print)
+        groups = grouping.group_runs(runs.find_runs([tmp_path / name[:4]], said := runs.Warnings()), said)
         figure = figures.draw_curves(groups, "eval/best_return", "return")
         heights.append(figure.get_figheight())
         assert figure.get_figwidth() == 5.5

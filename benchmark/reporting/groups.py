@@ -1,0 +1,128 @@
+"""Groups of runs: the seeds of one experiment name with one setting in one environment."""
+
+import json
+import re
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field, replace
+
+from experiments import HOUSEKEEPING, PAPER_ENVS, SMOKE, SWEEPS, VARIANTS, short_name
+from identity import label, parts_of
+
+from .runs import Run, Warnings
+
+
+@dataclass
+class Group:
+    """The runs of one experiment name with one setting in one environment: one per seed."""
+
+    env_id: str
+    exp_name: str
+    runs: list[Run] = field(default_factory=list)
+    settings: str = ""  # that its runs share, as JSON
+    label: str = ""
+    told_apart_by: dict = field(default_factory=dict)  # the settings in which it differs from others of its name
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What tells it from all other groups."""
+        return self.env_id, self.exp_name, self.settings
+
+    @property
+    def condition(self) -> str:
+        return self.runs[0].condition
+
+    @property
+    def last(self) -> int:
+        """The last step at which all seeds were evaluated; where there is none, the earliest end of a seed."""
+        common = set.intersection(*(set(run.eval.index) for run in self.runs))
+        return int(max(common, default=min(run.last for run in self.runs)))
+
+    def deviations(self, exp_name: str) -> dict:
+        """The settings that are not those of an experiment name."""
+        return self.runs[0].deviations(exp_name)
+
+
+def plain(text: str) -> str:
+    """In one line, without the $ between which matplotlib would read mathematics, or the | that ends a cell of a table."""
+    return " ".join(re.sub("[$|]", "", text).split())
+
+
+def shared_settings(runs: list[Run]) -> dict:
+    """The settings beside those of the variants, in experiment names (+utd_5) or by hand, that all of the runs have."""
+    named = set()
+    for run in runs:
+        named |= dict(parts_of(run.exp_name)[1]).keys() | run.deviations(run.exp_name).keys()
+    values = {name: {json.dumps(run.args.get(name)) for run in runs} for name in sorted(named)}
+    return {name: json.loads(*found) for name, found in values.items() if len(found) == 1 and found != {"null"}}
+
+
+def group_runs(runs: list[Run], warnings: Warnings) -> list[Group]:
+    """Runs by environment and experiment name, in the paper's order; other settings under one name are told apart.
+
+    Settings that all runs share (see shared_settings) are in no label.
+    """
+    shared, by_name = shared_settings(runs), defaultdict(dict)  # by_name: environment, experiment name -> settings -> group
+    for run in runs:
+        settings = {name: value for name, value in run.args.items() if name not in HOUSEKEEPING and value is not None}
+        key = json.dumps({**settings, "script": run.script}, sort_keys=True)
+        by_name[run.env_id, run.exp_name].setdefault(key, Group(run.env_id, run.exp_name, settings=key)).runs.append(run)
+    groups = [group for same in by_name.values() for group in same.values()]
+    for (env_id, name), same in by_name.items():
+        settings = [json.loads(key) for key in same]
+        keys = sorted(set().union(*settings))
+        differing = [key for key in keys if len({json.dumps(args.get(key)) for args in settings}) > 1]
+        for group, args in zip(same.values(), settings, strict=True):
+            group.told_apart_by = {key: args.get(key) for key in differing}
+            # Also where all runs of a name agree with each other, but not with what the name stands for.
+            own = {key: value for key, value in group.deviations(name).items() if key not in shared}
+            shown = ", ".join(f"{key} {value}" for key, value in {**own, **group.told_apart_by}.items())
+            group.label = plain(label(name, shared) + (f" [{shown}]" if shown else ""))
+        if len(same) > 1:
+            where = "; ".join(str(group.runs[0].path) for group in same.values())
+            warnings.add(f"runs of {name} on {env_id} differ in {', '.join(differing)} and are shown apart ({where}).")
+    for group in groups:
+        alike = [other for other in groups if other.label == group.label]
+        if len(names := {other.exp_name for other in alike}) > 1:
+            warnings.add(f"runs of {' and of '.join(sorted(names))} are called alike and told apart by their experiment names.")
+            for other in alike:
+                other.label += f" [exp_name {plain(other.exp_name)}]"
+        seeds = {}
+        for run in sorted(group.runs, key=lambda run: (run.last, str(run.path))):
+            if run.seed in seeds:
+                warnings.add(f"{seeds[run.seed].path} and {run.path} are the same run (seed {run.seed}); the longer one is used.")
+            seeds[run.seed] = run
+        group.runs = [seeds[seed] for seed in sorted(seeds)]
+        late = [run for run in group.runs if run.eval.index[0] > group.last]
+        for run in late:
+            warnings.add(f"{run.path} has no evaluation by step {group.last:,}, the last of another seed: left out.")
+        group.runs = [run for run in group.runs if run not in late]
+        by_text = {run.script_sha256: run for run in group.runs}
+        if len(by_text) > 1:
+            where = " and ".join(str(run.path) for run in by_text.values())
+            warnings.add(
+                f"{where} are seeds of one algorithm by their name, but different versions of {run.script}.py made them."
+            )
+    order = {name: i for i, name in enumerate(VARIANTS)}
+    return sorted(groups, key=lambda g: (env_order(g.env_id), order.get(parts_of(g.exp_name)[0], len(order)), g.label))
+
+
+def env_order(env_id: str) -> tuple:
+    names = [short_name(name) for name in PAPER_ENVS]
+    return (names.index(short_name(env_id)) if short_name(env_id) in names else len(names), env_id)
+
+
+def sweep_groups(groups: list[Group], sweep: str) -> list[Group]:
+    """The groups of a sweep by value, and called by it, in environments that have at least two of its values.
+
+    A group is of the sweep if nothing but the sweep's argument differs from the base variant, whatever its name.
+    """
+    base, argument, symbol, *_ = SWEEPS[sweep]
+    found = [(group.runs[0].args.get(argument), group) for group in groups if set(group.deviations(base)) <= {argument}]
+    found = [(value, group) for value, group in found if isinstance(value, int | float) and not group.exp_name.startswith(SMOKE)]
+    members, values = [], Counter((group.env_id, value) for value, group in found)
+    for value, group in sorted(found, key=lambda pair: pair[0]):
+        if sum(env_id == group.env_id for env_id, _ in values) > 1:
+            shown = {True: "on", False: "off"}[value] if isinstance(value, bool) else f"{value:g}"
+            twice = values[group.env_id, value] > 1
+            members.append(replace(group, label=f"{symbol} = {shown}" + (f" ({group.label})" if twice else "")))
+    return members

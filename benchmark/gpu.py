@@ -30,7 +30,7 @@ import torch
 import tyro
 from experiments import HOUSEKEEPING
 from flags import given
-from job import last_row, number
+from job import Job, last_row, number, training_command
 from measure import ROOT, about, fail, table, words
 
 GRACE = 45.0  # seconds that are left to what is stopped, to end by itself
@@ -140,25 +140,36 @@ def train(options: Options, end: float) -> tuple[list[dict], list[Path], bool]:
     runs = list(itertools.product(range(1, options.seeds + 1), options.env_ids, options.scripts))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     share = max(1, cores // len(runs))
-    root, names, commands, rows = options.run_root.resolve(), [], [], []
+    root = options.run_root.resolve()
     more = given(split_words(options.more))
     beside = "".join(f"+{key}_{value}" for key, value in sorted(more.items()) if key not in HOUSEKEEPING)
+    jobs = []
     for seed, env_id, script in runs:
-        names.append(f"{env_id}__{script}{beside}__{seed}".replace("/", "_").replace(":", "_"))
-        how = ["--run-root", str(root), "--run-name", names[-1], "--env-id", env_id, "--seed", str(seed)]
-        if (root / names[-1] / "checkpoint.pt").exists():
-            how = ["--resume", str(root / names[-1])]
-        how += ["--eval-workers", str(max(1, share - 1)), "--max-pending-evaluations", "1000000", *options.more]
-        commands.append([sys.executable, f"{script}.py", *how])
-    logs = [root / f"{name}.log" for name in names]
-    before = [last_row(root / name, "train.csv") for name in names]
+        name = f"{env_id}__{script}{beside}__{seed}".replace("/", "_").replace(":", "_")
+        jobs.append(
+            Job(
+                name=name,
+                run_dir=str(root / name),
+                script=f"{script}.py",
+                arguments=["--run-root", str(root), "--run-name", name, "--env-id", env_id, "--seed", str(seed)],
+                settings=more,
+                steps=0,  # the script's own, or what the run was begun with
+                cpus=share,
+            )
+        )
+    how = ["--eval-workers", str(max(1, share - 1)), "--max-pending-evaluations", "1000000", *options.more]
+    commands = [[*training_command(job, sys.executable), *how] for job in jobs]
+    logs = [job.log for job in jobs]
+    before = [last_row(job.run_dir, "train.csv") for job in jobs]
     codes = run_all(commands, logs, end, OMP_NUM_THREADS=str(share))
-    for name, old, code in zip(names, before, codes, strict=True):
-        new, evaluated = last_row(root / name, "train.csv"), last_row(root / name, "eval.csv")
+    rows = []
+    for job, old, code in zip(jobs, before, codes, strict=True):
+        new = last_row(job.run_dir, "train.csv")
+        evaluated = last_row(job.run_dir, "eval.csv")
         steps, passed = (number(new, key) - number(old, key) for key in ("global_step", "charts/wall_seconds"))
         rows.append(
             {
-                "run": name,
+                "run": job.name,
                 "exit_code": code,
                 "global_step": int(number(new, "global_step")),
                 "steps_per_second": round(steps / passed, 2) if min(steps, passed) > 0 else 0.0,
@@ -169,7 +180,7 @@ def train(options: Options, end: float) -> tuple[list[dict], list[Path], bool]:
     print(table(rows))
     print(f"together {sum(row['steps_per_second'] for row in rows):.1f} steps per second, random steps included")
     print(f"logs: {root}/*.log; exit code {128 + signal.SIGTERM}: stopped with a checkpoint, the same command goes on")
-    files = [root / name / file for name in names for file in ("eval.csv", "train.csv", "config.json")]
+    files = [Path(job.run_dir, file) for job in jobs for file in ("eval.csv", "train.csv", "config.json")]
     stopped = (128 + signal.SIGTERM, -signal.SIGTERM)  # the second: before it had begun
     return rows, [*logs, *files], all(code in (0, *stopped) for code in codes)
 

@@ -28,7 +28,7 @@ class Job:
     settings: dict[str, str]  # the same by field name
     steps: int  # environment steps
     cpus: int  # cores, and training threads
-    sha256: str  # of the script when the grid was made
+    sha256: str = ""  # of the script when the grid was made
     own: bool = False  # whether the script is somebody's own
     value_bias: str = ""  # the program that measures the value bias
     stop_file: str = ""  # where there is such a file, programs are stopped

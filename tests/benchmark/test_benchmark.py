@@ -163,9 +163,9 @@ def test_time_limits_are_real(monkeypatch, tmp_path):
 
     stubborn = "trap '' TERM; echo began; sleep 100 & wait; sleep 100"
     start = time.monotonic()
-    codes = gpu.run_all([["bash", "-c", stubborn], ["true"]], [tmp_path / "one", tmp_path / "other"], start + 2)
+    codes = gpu.run_all([["bash", "-c", stubborn], ["true"]], [tmp_path / "one", tmp_path / "other"], start + 8)
     assert codes == [-signal.SIGKILL, 0]
-    assert time.monotonic() - start < 4
+    assert time.monotonic() - start < 20
     assert (tmp_path / "one").read_text() == "began\n"
 
 

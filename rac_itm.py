@@ -599,8 +599,8 @@ class Learner(nn.Module):
     def warm_up(self) -> None:
         """Do once what an environment step does, compiled and, on a GPU, captured; what this changes is put back.
 
-        Raises DoesNotWork where compiling or capturing fails, what a step without them raises, torch.OutOfMemoryError, and
-        TrainingError where the device is of no use after a failure.
+        Raises DoesNotWork where compiling or capturing fails, what a step without them raises, and TrainingError where memory
+        does not suffice or the device is of no use after a failure. Memory of a capture that has failed stays reserved.
         """
         tensors = {name: tensor.to("cpu", copy=True) for name, tensor in self.state_dict().items()}
         random_state = self.generator.get_state()
@@ -614,8 +614,8 @@ class Learner(nn.Module):
                 tried = "cudagraphs"
                 self.capture()
         except Exception as error:
-            if isinstance(root_of(error), torch.OutOfMemoryError):
-                raise root_of(error) from None
+            if short_of_memory := out_of_memory(error):
+                raise TrainingError(first_line(short_of_memory)) from None
             if not getattr(self.args, tried):  # neither compiled nor captured
                 raise
             failure = DoesNotWork(tried, error)
@@ -623,10 +623,12 @@ class Learner(nn.Module):
             torch.get_device_module(self.device).synchronize()  # what a broken capture has left on its stream
             if failure:
                 self.generator = torch.Generator(self.device)  # the other one may believe that it is still captured
-            self.load_state_dict(tensors)
+            for name, tensor in self.state_dict().items():
+                tensor.copy_(tensors[name])
             self.generator.set_state(random_state)
         except RuntimeError as error:
-            raise TrainingError(f"{failure}; and after that {self.device} fails: {first_line(error)}") from None
+            before = f"{failure}; and after that" if failure else "after the first update"
+            raise TrainingError(f"{before} {self.device} fails: {reason_of(error)}") from None
         if failure:
             raise failure
 
@@ -657,6 +659,9 @@ class Learner(nn.Module):
                     body()
                 graphs.append(graph)
         torch.cuda.current_stream().wait_stream(self.stream)
+        for graph in graphs:  # what cannot be launched shows now
+            graph.replay()
+        self.action.cpu()
         self.act_graph, self.update_graph = graphs
 
     def copy_of(self, name: str) -> dict[str, torch.Tensor]:
@@ -751,7 +756,7 @@ class DoesNotWork(RuntimeError):
         self.flag = flag
         what = {"compile": "torch.compile does", "cudagraphs": "CUDA graphs do"}[flag]
         # A capture that is broken off raises once more at its end.
-        reason = reason_of(error if flag == "compile" else root_of(error))
+        reason = reason_of(error if flag == "compile" else chain_of(error)[-1])
         super().__init__(f"{what} not work here ({reason}; --no-{flag} turns this off)")
 
 
@@ -990,10 +995,10 @@ class Run:
 
     def prepare(self) -> None:
         """Compile and capture before the first step; what fails is turned off, for good, and what is left is tried."""
-        if self.args.compile:
-            self.bar.set_description_str("compiling the updates (10 to 60 s)")
+        name = self.run_dir.name[:40]
         ready = False
         while not ready and not self.stopped_by:
+            self.bar.set_description_str("compiling the updates (10 to 60 s)" if self.args.compile else name)
             try:
                 self.learner.warm_up()
                 ready = True
@@ -1002,7 +1007,8 @@ class Run:
                     tell(f"{failure}; the run goes on without, slower")
                     self.learner.do_without(failure.flag)
                     self.keep_script()
-        self.bar.set_description_str(self.run_dir.name[:40])
+            finally:
+                self.bar.set_description_str(name)
 
     def begin_episode(self) -> None:
         """Reset with a seed of the episode's own; the actions of an episode that is resumed are repeated."""
@@ -1700,11 +1706,25 @@ def first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [repr(error)])[0]
 
 
-def root_of(error: BaseException) -> BaseException:
-    """The exception with which a chain of them began."""
-    while (earlier := error.__cause__ or error.__context__) is not None:
-        error = earlier
-    return error
+def chain_of(error: BaseException) -> list[BaseException]:
+    """An exception and those before it that a traceback shows, the earliest last."""
+    chain = []
+    while error is not None and error not in chain:
+        chain.append(error)
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return chain
+
+
+# What PyTorch and the libraries below it say, beside torch.OutOfMemoryError
+NO_MEMORY = ("out of memory", "not enough memory", "allocate memory", "alloc_failed")
+
+
+def out_of_memory(error: BaseException) -> BaseException | None:
+    """The earliest exception behind an error that says that memory does not suffice, if one does."""
+    for link in reversed(chain_of(error)):
+        if isinstance(link, MemoryError | torch.OutOfMemoryError) or any(words in str(link).lower() for words in NO_MEMORY):
+            return link
+    return None
 
 
 def reason_of(error: BaseException) -> str:

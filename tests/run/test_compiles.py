@@ -5,7 +5,9 @@ import json
 import os
 import shutil
 import signal
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -55,42 +57,60 @@ def test_compiled_before_the_first_step(cli, toy):
 
 # ------------------------------------------------------------------------------------------------ what fails is turned off
 class FakeGraphs:
-    """Stands in for streams and graphs of torch.cuda. Acting is captured; capturing updates raises `error` at its "begin", in its
-    "body" (and, as CUDA does, another one at its end), or at its "end"."""
+    """Stands in for streams and graphs of torch.cuda; a graph that is launched runs what was captured, acting or updating.
 
-    def __init__(self, patch, script, fails: str, error: Exception):
+    That of the updates raises `error` at the "begin" of its capture, in its "body" (and, as CUDA does, another one at its end),
+    at its "end", or when it is "launched".
+    """
+
+    def __init__(self, patch, script, fails: str = "", error: Exception | None = None):
         self.fails = fails
         self.error = error
-        self.captures = 0
+        self.graphs = 0
+        self.launches = 0
+        self.learner = None
         self.capturing = False
-        patch.setattr(script.Learner, "captures", property(lambda learner: learner.args.cudagraphs))
+        patch.setattr(script.Learner, "captures", property(self.captures))
         patch.setattr(torch.cuda, "Stream", lambda: self)
         patch.setattr(torch.cuda, "current_stream", lambda: self)
         patch.setattr(torch.cuda, "stream", contextlib.nullcontext)
-        patch.setattr(torch.cuda, "CUDAGraph", lambda: self)
+        patch.setattr(torch.cuda, "CUDAGraph", self.graph)
         patch.setattr(torch.cuda, "graph", self.capture)
+
+    def captures(self, learner):
+        self.learner = learner
+        return learner.args.cudagraphs
+
+    def graph(self):
+        self.graphs += 1
+        return SimpleNamespace(register_generator_state=lambda generator: None, replay=partial(self.launch, self.graphs))
 
     def wait_stream(self, stream):
         pass
 
-    def register_generator_state(self, generator):
-        pass
-
     @contextlib.contextmanager
     def capture(self, graph, stream):
-        assert graph is stream is self
-        self.captures += 1
-        if self.captures == 2 and self.fails == "begin":
+        assert stream is self
+        if self.graphs == 2 and self.fails == "begin":
             raise self.error
         self.capturing = True
         try:
             yield
         except RuntimeError:
-            raise RuntimeError("CUDA error: operation failed due to a previous error during capture") from None
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")  # noqa: B904 (as CUDA's)
         finally:
             self.capturing = False
-        if self.captures == 2 and self.fails == "end":
+        if self.graphs == 2 and self.fails == "end":
             raise self.error
+
+    def launch(self, number):
+        self.launches += 1
+        if number == 2 and self.fails == "launched":
+            raise self.error
+        if number == 1:
+            self.learner._act()
+        else:
+            self.learner._update()
 
     def raising_within(self, function):
         """A function of an update that cannot be captured."""
@@ -134,7 +154,22 @@ def test_a_failing_compiler(cli, toy, at):
 
 
 @every_script
-@pytest.mark.parametrize("fails", ["begin", "body", "end"])
+def test_captured(cli, toy):
+    """Both graphs are launched before the first step, and then in every step."""
+    env_id = toy(Start)
+    cli.call("--env-id", env_id, *cli.brief, "--run-name", "eager")
+    graphs = FakeGraphs(cli.monkeypatch, load_script(cli.script))
+    assert messages(cli.call("--env-id", env_id, *cli.brief).stderr) == []
+    assert_same_run(cli.folder / "runs/eager", cli.run_dir)
+    checkpoint = checkpoint_of(cli.run_dir)
+    assert checkpoint["args"]["cudagraphs"] is True
+    steps = checkpoint["state"]["step"] - checkpoint["args"]["learning_starts"]
+    assert steps > 0
+    assert graphs.launches == 2 + 2 * steps
+
+
+@every_script
+@pytest.mark.parametrize("fails", ["begin", "body", "end", "launched"])
 def test_a_failing_capture(cli, toy, fails):
     """In its body the parameters have changed already. What is compiled stays so."""
     env_id = toy(Start)
@@ -183,26 +218,65 @@ def test_a_mistake_in_a_fork_is_shown_at_once(cli, toy):
         assert 'raise TypeError("unsupported operand: my own loss")' in result.stderr
 
 
-def test_out_of_memory_in_a_capture(cli, toy):
+def behind(error: Exception, shown: Exception) -> Exception:
+    """An exception that was raised while another one was handled."""
+    shown.__context__ = error
+    return shown
+
+
+OUT_OF_MEMORY = {
+    "PyTorch's": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore"),
+    "CUDA's": RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be reported later"),
+    "cuBLAS's": RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    "the CPU's": RuntimeError("[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory"),
+    "Python's": MemoryError("Unable to allocate 2 GiB"),
+    "behind another": behind(torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("operation failed during capture")),
+}
+
+
+@pytest.mark.parametrize("kind", OUT_OF_MEMORY)
+def test_out_of_memory_in_a_capture(cli, toy, kind):
     """Nothing smaller is tried: the run ends."""
-    FakeGraphs(cli.monkeypatch, rac_sac, "begin", torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore"))
+    error = OUT_OF_MEMORY[kind]
+    FakeGraphs(cli.monkeypatch, rac_sac, "begin", error)
     line = sentence_of(cli.call("--env-id", toy(Start), *cli.brief, code=1))
-    assert "stopped at step 0: CUDA out of memory. Tried to allocate 2 GiB.; the last checkpoint is of step 0" in line
+    said = str(error.__context__ or error).splitlines()[0]
+    assert f"stopped at step 0: {said}; the last checkpoint is of step 0" in line
+
+
+def test_out_of_memory_that_was_dealt_with(cli, toy):
+    """It is not what made the capture fail, though a traceback of everything would have it."""
+    error = behind(torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("no graphs"))
+    error.__suppress_context__ = True  # raise ... from None
+    FakeGraphs(cli.monkeypatch, rac_sac, "begin", error)
+    (line,) = messages(cli.call("--env-id", toy(Start), *cli.brief).stderr)
+    assert line.startswith("CUDA graphs do not work here (no graphs;")
+
+
+def device_that_fails(patch):
+    """A device of no use any more: it says so when it is waited for."""
+
+    def gone():
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore")
+
+    patch.setattr(torch, "get_device_module", lambda device: SimpleNamespace(synchronize=gone))
 
 
 def test_a_device_that_is_of_no_use_any_more(cli, toy):
     """What a failure has changed cannot be put back: both reasons, and the flag with which the run can go on."""
-
-    def gone(*_):
-        raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore")
-
     with cli.monkeypatch.context() as patch:
         FakeGraphs(patch, rac_sac, "begin", RuntimeError("no graphs"))
-        patch.setattr(rac_sac.Learner, "load_state_dict", gone)
+        device_that_fails(patch)
         line = sentence_of(cli.call("--env-id", toy(Start), *cli.brief, code=1))
     assert "CUDA graphs do not work here (no graphs; --no-cudagraphs turns this off)" in line
     assert "; and after that cpu fails: CUDA error: an illegal memory access was encountered; the last checkpoint" in line
     cli.call("--resume", cli.run_dir)
+
+
+def test_a_device_that_fails_with_all_done(cli, toy):
+    device_that_fails(cli.monkeypatch)
+    line = sentence_of(cli.call("--env-id", toy(Start), *cli.brief, code=1))
+    assert "stopped at step 0: after the first update cpu fails: CUDA error: an illegal memory access was encountered;" in line
 
 
 def test_a_signal_while_compiling(cli, toy):

@@ -1514,7 +1514,7 @@ def set_up_torch(args: Args, device: torch.device) -> None:
     if precision == "auto":
         precision = "medium" if device.type == "cpu" and medium_is_exact() else "highest"
         if device.type == "cpu" and precision == "highest":
-            tell("--matmul-precision medium would be up to twice as fast here, with bfloat16 products (README, Precision)")
+            tell("--matmul-precision medium would be up to twice as fast here, with bfloat16 products (docs/details.md)")
     torch.set_float32_matmul_precision(precision)
     warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")  # exact float32 is on purpose
     torch.compiler.reset()  # what earlier runs of this process compiled would count against the limit of recompilations

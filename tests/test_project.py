@@ -32,25 +32,6 @@ def test_readme_has_the_two_commands():
     assert "pip install -r requirements.txt && pytest" in readme
 
 
-def arguments_of(name: str) -> set[str]:
-    module = importlib.import_module(name)
-    known = {f"--{f.name.replace('_', '-')}" for f in module.dataclasses.fields(module.Args)}
-    return known | {"--help"} | {flag.replace("--", "--no-", 1) for flag in known}
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_readme_names_no_argument_that_does_not_exist(name):
-    lines = [line for line in (ROOT / "README.md").read_text().splitlines() if f"python {name}.py" in line]
-    used = {
-        flag
-        for line in lines
-        for command in line.split("`")
-        if f"{name}.py" in command
-        for flag in re.findall(r"--[a-z][\w-]*", command)
-    }
-    assert lines and used <= arguments_of(name), used - arguments_of(name)
-
-
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_every_argument_is_used(name):
     """By its name as an attribute of the arguments, or in the checks' lists of names, beyond its definition."""

@@ -288,7 +288,7 @@ def test_a_policy_of_format_3_is_evaluated(cli):
 # ------------------------------------------------------------------------------------------------------- export and video
 @pytest.mark.slow
 def test_the_actor_can_be_exported(whole):
-    """As the README shows it."""
+    """As docs/details.md shows it."""
     policy = rac_sac.load_policy(whole[0])
     inputs = (torch.zeros(1, 11), torch.tensor([[policy.best_beta]]).log())
     exported = torch.export.export(policy.actor, inputs).module()

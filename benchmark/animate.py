@@ -1,0 +1,107 @@
+"""Members of one family side by side: the same episode played with a small, a middle and a large beta, as an animated WebP.
+
+    python benchmark/animate.py policies/Ant-v4.pt --out family.webp
+
+A policy file of rac_sac.py or rac_td3.py. Next to the animation a still picture is written, of its middle frame (.png).
+"""
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+if sys.platform == "linux" and not os.environ.get("DISPLAY"):
+    os.environ.setdefault("MUJOCO_GL", "egl")
+
+import gymnasium as gym
+import numpy as np
+import tyro
+from PIL import Image, ImageDraw, ImageFont
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from rac_sac import UserError, first_line, load_policy, load_policy_file
+
+GREY_OF_ONE_THAT_FELL = 0.45  # the brightness of the last picture of an episode that has ended
+
+
+@dataclass
+class Options:
+    policy: Annotated[Path, tyro.conf.Positional]  # a policy file, or a run directory
+    out: Path = Path("family.webp")  # the animation; the still picture gets the suffix .png
+    betas: tuple[float, ...] = ()  # default: the smallest, the middle and the largest of those evaluated
+    seed: int = 1  # of the initial state, which is the same for all
+    seconds: float = 8.0  # of the episode, from its beginning
+    frames_per_second: int = 20
+    width: int = 300  # of each picture, in pixels
+    height: int = 240
+    quality: int = 60  # of WebP, 0 to 100
+
+
+def play(env: gym.Env, policy, beta: float, options: Options) -> tuple[list[np.ndarray], list[float], bool]:
+    """Pictures and the return so far, both at `frames_per_second`, and whether the episode terminated."""
+    obs, _ = env.reset(seed=options.seed)
+    frames, returns = [env.render()], [0.0]
+    total, steps, terminated, truncated = 0.0, 0, False, False
+    while len(frames) < options.seconds * options.frames_per_second and not (terminated or truncated):
+        obs, reward, terminated, truncated, _ = env.step(policy(obs, beta=beta))
+        total += float(reward)
+        steps += 1
+        if steps * env.unwrapped.dt * options.frames_per_second >= len(frames) or terminated:
+            frames.append(env.render())
+            returns.append(total)
+    return frames, returns, terminated
+
+
+def labelled(frame: np.ndarray, lines: tuple[str, str], brightness: float) -> Image.Image:
+    picture = Image.fromarray((frame * brightness).astype(np.uint8))
+    draw = ImageDraw.Draw(picture, "RGBA")
+    draw.rectangle((0, 0, picture.width, 38), fill=(0, 0, 0, 120))
+    for row, line in enumerate(lines):
+        draw.text((8, 3 + 17 * row), line, fill="white", font=ImageFont.load_default(14))
+    return picture
+
+
+def animation(episodes: list, betas: list[float]) -> list[Image.Image]:
+    """The episodes beside each other, each standing still in grey once it has ended."""
+    count = max(len(frames) for frames, *_ in episodes)
+    pictures = []
+    for number in range(count):
+        beside = []
+        for beta, (frames, returns, terminated) in zip(betas, episodes, strict=True):
+            place = min(number, len(frames) - 1)
+            fell = terminated and place == len(frames) - 1
+            lines = (f"beta {beta:.2g}", f"return {returns[place]:,.0f}{', fell' if fell else ''}")
+            beside.append(np.asarray(labelled(frames[place], lines, GREY_OF_ONE_THAT_FELL if fell else 1.0)))
+        pictures.append(Image.fromarray(np.concatenate(beside, 1)))
+    return pictures
+
+
+def main() -> None:
+    options = tyro.cli(Options, description=__doc__)
+    policy = load_policy(options.policy)
+    betas = list(options.betas) or [policy.betas[0], policy.betas[len(policy.betas) // 2], policy.betas[-1]]
+    env_id = load_policy_file(options.policy).args.env_id
+    try:
+        env = gym.make(env_id, render_mode="rgb_array", width=options.width, height=options.height)
+        episodes = [play(env, policy, beta, options) for beta in betas]
+        env.close()
+    except (gym.error.Error, TypeError, AttributeError, ImportError) as error:
+        raise UserError(f"{env_id} cannot be rendered here: {first_line(error)}; MuJoCo's environments can.") from None
+    pictures = animation(episodes, betas)
+    how = {"save_all": True, "append_images": pictures[1:], "duration": round(1000 / options.frames_per_second), "loop": 0}
+    pictures[0].save(options.out, quality=options.quality, method=6, **how)
+    still = options.out.with_suffix(".png")
+    pictures[len(pictures) // 2].save(still, optimize=True)
+    print(f"wrote {options.out} ({options.out.stat().st_size / 1e6:.2f} MB, {len(pictures)} frames) and {still}")
+    for beta, (frames, returns, terminated) in zip(betas, episodes, strict=True):
+        ended = "terminated" if terminated else "shown"
+        print(f"beta {beta:.3g}: return {returns[-1]:.0f}, {ended} after {len(frames) / options.frames_per_second:.1f} s")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

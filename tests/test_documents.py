@@ -1,0 +1,82 @@
+"""Links, figures and commands in the documents; not their prose."""
+
+import ast
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+TRACKED = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True).stdout.split()
+DOCUMENTS = sorted({"README.md", "benchmark/README.md", *TRACKED})
+FENCE = re.compile(r"^```.*?^```", re.M | re.S)
+
+
+def text_of(path: Path) -> str:
+    return FENCE.sub("", path.read_text())
+
+
+def anchors(path: Path) -> set[str]:
+    """Those that GitHub gives to headings."""
+    headings = re.findall(r"^#+ (.*)$", text_of(path), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_links_and_figures_exist(name):
+    path = ROOT / name
+    for target in re.findall(r"\]\(([^)\s]+)\)", text_of(path)):
+        if re.match(r"https?://|mailto:", target):
+            continue
+        file, _, anchor = target.partition("#")
+        linked = (path.parent / file).resolve() if file else path
+        assert linked.exists(), target
+        assert not anchor or linked.suffix != ".md" or anchor in anchors(linked), target
+
+
+def commands(path: Path) -> list[str]:
+    """What is run with `python`, in a line of its own or in the text."""
+    text = text_of(path).replace("\\\n", " ")
+    lines = [line.strip() for line in text.splitlines() if line.startswith("    ")]
+    spans = re.findall(r"`([^`]+)`", text)
+    found = [re.search(r"(?:^|&& |\s)python (\S+\.py\b.*)", line) for line in [*lines, *spans]]
+    return [re.sub(r"\s+#\s.*", "", match[1]) for match in found if match]
+
+
+def options_of(program: Path) -> set[str]:
+    """The fields of the dataclasses of a program and of those beside it that it imports them from, as flags."""
+    known = {"--help"}
+    for file in {program, program.parent / "measure.py"} if program.parent.name == "speed" else {program}:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ClassDef):
+                names = [field.target.id for field in node.body if isinstance(field, ast.AnnAssign)]
+                known |= {f"--{no}{name.replace('_', '-')}" for name in names for no in ("", "no-")}
+    return known
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_commands_can_be_run(name):
+    """Their files exist and have the flags; what follows a lone -- goes to the scripts."""
+    for command in commands(ROOT / name):
+        program, *words = shlex.split(command.replace("…", ""))
+        if program.startswith(("my_", "runs/")):
+            continue
+        assert (ROOT / program).is_file(), command
+        split = words.index("--") if "--" in words else len(words)
+        assert flags(words[:split]) <= options_of(ROOT / program), command
+        passed_on = options_of(ROOT / "rac_sac.py") | options_of(ROOT / "benchmark/speed/throughput.py")
+        assert flags(words[split:]) <= passed_on, command
+
+
+def flags(words: list[str]) -> set[str]:
+    return {word.split("=")[0] for word in words if re.match(r"--\w", word)}
+
+
+def test_documents_are_checked():
+    """The test above would find nothing to check if commands were written in another way."""
+    readme = commands(ROOT / "README.md")
+    assert "rac_sac.py --env-id Ant-v4 --utd 20" in readme
+    assert len(readme) > 10
+    assert {"--cuda", "--no-cuda", "--repeats"} <= options_of(ROOT / "benchmark/speed/throughput.py")

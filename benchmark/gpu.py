@@ -42,6 +42,7 @@ SPEEDS = (
 )
 SPEEDS_WITHOUT_A_GPU = (("auto", ("compile", "eager")), ("medium", ("compile",)))
 
+STOPPED_BY: list[int] = []  # the signal after which nothing more is begun, if there was one
 SET_HERE = ("env_id", "seed", "run_root", "run_name", "resume", "evaluate", "eval_workers", "max_pending_evaluations")
 
 
@@ -60,8 +61,8 @@ class Options:
 def run_all(commands: list[list[str]], logs: list[Path], end: float, stop=signal.SIGTERM, **environment: str) -> list[int]:
     """Run commands side by side, their output in `logs`; returns their exit codes.
 
-    They get the signal `stop` shortly before `end`, a time of time.monotonic(), or on Ctrl-C, and are killed when that has not
-    ended them.
+    They get the signal `stop` shortly before `end`, a time of time.monotonic(), or on Ctrl-C or SIGTERM, and are killed when that
+    has not ended them, with all that they have started and left behind.
     """
     processes = []
     for command, log in zip(commands, logs, strict=True):
@@ -78,9 +79,15 @@ def run_all(commands: list[list[str]], logs: list[Path], end: float, stop=signal
             wait_for(processes, min(end, time.monotonic() + GRACE))
     finally:
         for process in processes:
-            if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):  # nothing is left of its group
                 os.killpg(process.pid, signal.SIGKILL)
     return [process.wait() for process in processes]
+
+
+def note_signal(number: int, frame) -> None:
+    """Ends what runs, see run_all(); what there is is written. A second one ends this program at once."""
+    STOPPED_BY.append(number)
+    raise KeyboardInterrupt
 
 
 def wait_for(processes: list[subprocess.Popen], deadline: float) -> None:
@@ -93,6 +100,8 @@ def check(options: Options, end: float) -> tuple[list[dict], list[Path], bool]:
     """A row for each test: its name, outcome and seconds."""
     rows, logs, well = [], [], True
     for name, selection in (("gpu", "cuda"), ("others", "not cuda and not benchmark")):
+        if STOPPED_BY:
+            break
         found = options.out / f"{name}.xml"
         found.unlink(missing_ok=True)
         logs.append(options.out / f"check-{name}.log")
@@ -109,7 +118,7 @@ def check(options: Options, end: float) -> tuple[list[dict], list[Path], bool]:
         if code not in (0, 5):  # 5: none was selected
             print(f"pytest ended with exit code {code}{', stopped before all tests were run' if code == 2 else ''}")
             well = False
-    if not rows:
+    if not rows and not STOPPED_BY:
         fail(f"no test was run; {logs[0]} says why.")
     return rows, logs, well
 
@@ -119,6 +128,8 @@ def speed(options: Options, end: float) -> tuple[list[dict], list[Path], bool]:
     cuda = torch.cuda.is_available()
     rows, logs, well = [], [], True
     for env_id, (precision, modes) in itertools.product(options.env_ids, SPEEDS if cuda else SPEEDS_WITHOUT_A_GPU):
+        if STOPPED_BY:
+            break
         folder = options.out / f"speed-{env_id}-{precision}-{len(modes)}"
         folder.mkdir(exist_ok=True)
         command = [sys.executable, "benchmark/speed/throughput.py", "--env-id", env_id, "--out", str(folder.resolve())]
@@ -128,7 +139,9 @@ def speed(options: Options, end: float) -> tuple[list[dict], list[Path], bool]:
         (code,) = run_all([[*command, *options.more]], logs[-1:], end)
         print(logs[-1].read_text(), flush=True)
         if code == 0:
-            rows += [{"env_id": env_id, **row} for row in json.loads((folder / "throughput.json").read_text())["rows"]]
+            measured = json.loads((folder / "throughput.json").read_text())
+            rows += [{"env_id": env_id, **row} for row in measured["rows"]]
+            well = well and not measured["left_out"]
         else:
             print(f"throughput.py ended with exit code {code}; {logs[-1]} says why, if the time was not up", file=sys.stderr)
             well = False
@@ -228,11 +241,17 @@ def main() -> None:
             folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         fail(f"{folder} cannot be made: {error.strerror}.")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what it has started is stopped as by Ctrl-C
+    for stops in (signal.SIGINT, signal.SIGTERM):  # also where a shell has them ignored, which tests would inherit
+        signal.signal(stops, note_signal)
     machine = about(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     print(words(machine), flush=True)
-    rows, files, well = {"check": check, "speed": speed, "train": train}[options.command](options, end)
-    print(f"to send back: {write(options, machine, rows, files)}")
+    try:
+        rows, files, well = {"check": check, "speed": speed, "train": train}[options.command](options, end)
+        print(f"to send back: {write(options, machine, rows, files)}")
+    except KeyboardInterrupt:
+        well = False
+    if STOPPED_BY:
+        sys.exit(128 + STOPPED_BY[0])
     sys.exit(0 if well else 1)
 
 

@@ -204,14 +204,17 @@ def main() -> None:
     modes = options.modes or (("compile+graph",) if device.type == "cuda" else ("compile",))
     if options.repeats < 1 or options.loop_steps < 0 or (device.type == "cpu" and any("graph" in mode for mode in modes)):
         fail("repeats must be at least 1, loop_steps not negative, and graphs need a GPU.")
-    learners = []
+    learners, left_out = [], []
     for script, mode, precision in itertools.product(options.scripts, modes, options.matmul_precision):
         try:
             learners.append(Program(script, mode, precision, options))
         except ValueError as error:  # the script's own sentence
             fail(str(error))
         except RuntimeError as error:
+            if not isinstance(error, sys.modules[script].DoesNotWork):
+                raise
             print(f"{script} {mode} {precision} is left out: {error}", flush=True)
+            left_out.append({"script": script, "mode": mode, "matmul_precision": precision, "reason": str(error)})
     if not learners:
         fail("no mode works here.")
     machine, env, args = about(device), learners[0].env, learners[0].learner.args
@@ -239,7 +242,7 @@ def main() -> None:
             )
         )
     if options.out:
-        write(options.out, "throughput", machine, options, rows, matrix_flop_per_second=rates)
+        write(options.out, "throughput", machine, options, rows, matrix_flop_per_second=rates, left_out=left_out)
 
 
 if __name__ == "__main__":

@@ -7,9 +7,12 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
-from conftest import ROOT, SCRIPTS, environment
+from conftest import ROOT, SCRIPTS, environment, wait_until
+
+import rac_sac
 
 SIZES = "--env-id Hopper-v4 --hidden-dim 8 --num-critics 2 --batch-size 8 --utd 2 --repeats 1".split()
 
@@ -105,10 +108,10 @@ def gpu(tmp_path):
 def test_check_of_a_gpu(gpu):
     result = gpu("check", "--", "tests/test_project.py", "-n", "0", "-k", "readme")
     rows = result["rows"]
-    assert len(rows) == 6
+    assert len(rows) == 2
     assert {row["outcome"] for row in rows} == {"passed"}
     assert {"commit", "torch", "processor", "time"} <= result["machine"].keys()
-    assert "6 passed" in result["files"]["out/check-others.log"]
+    assert "2 passed" in result["files"]["out/check-others.log"]
     error = gpu("check", "--", "tests/no_such_file.py", "-n", "0", code=2)
     assert "no test was run; out/check-gpu.log says why" in error
 
@@ -167,6 +170,61 @@ def test_time_limits_are_real(monkeypatch, tmp_path):
     assert codes == [-signal.SIGKILL, 0]
     assert time.monotonic() - start < 20
     assert (tmp_path / "one").read_text() == "began\n"
+
+
+def test_nothing_is_left_behind(monkeypatch, tmp_path):
+    """A process that its leader has started and left is ended too."""
+    monkeypatch.syspath_prepend(ROOT / "benchmark")
+    import gpu
+
+    leaves = "sleep 100 & echo $!"
+    assert gpu.run_all([["bash", "-c", leaves]], [tmp_path / "log"], time.monotonic() + 60) == [0]
+    left = Path("/proc", (tmp_path / "log").read_text().strip(), "stat")
+    wait_until(lambda: not left.exists() or ") Z " in left.read_text(), 10)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_all_of_it(tmp_path, number):
+    """Also where SIGINT is ignored, as in the background of a shell: what there is is written, and nothing more is begun."""
+    began = tmp_path / "began"
+    test = f"import time\n\ndef test_waits():\n    open({str(began)!r}, 'w')\n    time.sleep(100)\n"
+    (tmp_path / "test_waits.py").write_text(test)
+    command = [sys.executable, str(ROOT / "benchmark/gpu.py"), "check", "--out", "out", "--", "--rootdir", str(tmp_path)]
+    command += [str(tmp_path / "test_waits.py"), "-n", "0", "-m", "not cuda", "-p", "no:cacheprovider"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    ignore = f"import os, signal; signal.signal({number}, signal.SIG_IGN); os.execv({command[0]!r}, {command!r})"
+    process = subprocess.Popen([sys.executable, "-c", ignore], cwd=tmp_path, env=environment(), **pipes)
+    wait_until(lambda: began.exists() or process.poll() is not None)
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=100)
+    assert process.returncode == 128 + number, out
+    assert out.splitlines()[-1] == "to send back: out/check.json"
+    result = json.loads((tmp_path / "out/check.json").read_text())
+    assert list(result["files"]) == ["out/check-gpu.log"]
+
+
+def test_a_mode_that_does_not_work_is_left_out(monkeypatch, tmp_path):
+    """Its reason stands in throughput.json; any other error is shown."""
+    monkeypatch.syspath_prepend(ROOT / "benchmark/speed")
+    import throughput
+
+    def make_learner(script, options, mode, precision, make=throughput.make_learner):
+        if mode == "compile":
+            raise failure
+        return make(script, options, mode, precision)
+
+    monkeypatch.setattr(throughput, "make_learner", make_learner)
+    arguments = [*SIZES, "--loop-steps", "0", "--modes", "compile", "eager", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["throughput.py", *arguments])
+    failure = rac_sac.DoesNotWork("compile", RuntimeError("no compiler"))
+    throughput.main()
+    result = json.loads((tmp_path / "throughput.json").read_text())
+    assert [row["mode"] for row in result["rows"]] == ["eager"]
+    (left_out,) = result["left_out"]
+    assert (left_out["mode"], left_out["reason"]) == ("compile", str(failure))
+    failure = RuntimeError("something else")
+    with pytest.raises(RuntimeError, match="something else"):
+        throughput.main()
 
 
 def test_cost_is_capped_by_evaluation():

@@ -11,12 +11,14 @@ from markdown_it import MarkdownIt
 from .tables import Table
 
 STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
+:root { color-scheme: light dark; --line: #ddd; --soft: #555 }
+@media (prefers-color-scheme: dark) { :root { --line: #444; --soft: #aaa } body { background: #16181c; color: #ddd } }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; overflow-wrap: break-word }
 table { border-collapse: collapse; font-size: 13px; display: block; overflow-x: auto; font-variant-numeric: tabular-nums }
-td, th { border-bottom: 1px solid #ddd; padding: .3rem .7rem; text-align: left }
+td, th { border-bottom: 1px solid var(--line); padding: .3rem .7rem; text-align: left }
 [style*="right"] { white-space: nowrap }
-img { max-width: 100%; margin-top: 1rem }
-p:has(> img) + p { color: #555; font-size: 13px; margin-bottom: 2rem }
+img { max-width: 100%; margin-top: 1rem; background: white }
+p:has(> img) + p { color: var(--soft); font-size: 13px; margin-bottom: 2rem }
 """
 NUMBER = re.compile(r"(not by )?[+-]?[\d,.]+( .*)?|—")  # the cells of a column that is set to the right
 
@@ -83,7 +85,8 @@ class Document:
         body = MarkdownIt("zero").enable(["heading", "list", "table", "image", "link", "backticks"]).render(self.markdown())
         for name, vector in self.vectors.items():
             body = body.replace(f'src="{name}"', f'src="data:image/svg+xml;base64,{base64.b64encode(vector).decode()}"')
-        head = f'<meta charset="utf-8"><title>{self.title}</title><style>{STYLE}</style>'
+        head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        head += f"<title>{self.title}</title><style>{STYLE}</style>"
         return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}</body></html>\n'
 
     def write(self) -> None:

@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
-from experiments import PAPER_ENVS, VARIANTS, short_name
+from experiments import BASELINES, PAPER_ENVS, VARIANTS, short_name
 from identity import parts_of
 from job import UserError
 
@@ -46,6 +45,12 @@ def same_setting(group: Group) -> bool:
     return group.exp_name in VARIANTS and not group.deviations(group.exp_name) and group.env_id in PAPER_ENVS
 
 
+def comparable_with_rival(group: Group) -> bool:
+    """Whether a ratio to the published rival compares like with like: a baseline as it is, others at the rival's UTD."""
+    beside = parts_of(group.exp_name)[1] or group.deviations(group.exp_name) or group.told_apart_by
+    return not beside and (group.exp_name in BASELINES or group.runs[0].args.get("utd") == 20)
+
+
 def paper_marks(groups: list[Group], paper: pd.DataFrame) -> tuple[list, list[str]]:
     """The paper's final returns to be drawn beside these groups, and in words those beyond the last step of their runs.
 
@@ -69,12 +74,3 @@ def paper_marks(groups: list[Group], paper: pd.DataFrame) -> tuple[list, list[st
 def last_step(groups: list[Group], env_id: str) -> int:
     """The last step at which a run on an environment has been evaluated."""
     return max(run.last for group in groups if group.env_id == env_id for run in group.runs)
-
-
-def last_before(steps: pd.Index, step: int) -> int | None:
-    """The last evaluation at or before a step; None if it is as far back as one evaluation interval there, or further."""
-    before = steps[: steps.searchsorted(step, side="right")]
-    if not len(before):
-        return None
-    interval = max(np.diff(steps[max(0, len(before) - 2) : len(before) + 1]), default=1)
-    return int(before[-1]) if step - before[-1] < interval else None

@@ -1,7 +1,8 @@
-"""Means over seeds, normalised scores and their intervals."""
+"""All that is computed from returns: means over seeds, values at a step, normalised scores and their intervals, speed."""
 
 import math
 from collections import defaultdict
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -19,6 +20,11 @@ def curve(group: Group, column: str) -> pd.DataFrame:
     return pd.concat(series).dropna().groupby(level=0).agg(mean="mean", std="std", seeds="count")
 
 
+def mean_and_std(values) -> tuple[float, float]:
+    """Mean and sample standard deviation, which one value does not have: NaN."""
+    return float(np.mean(values)), float(pd.Series(values).std())
+
+
 def at(group: Group, step: int) -> np.ndarray:
     """The seeds' returns at the last evaluation up to a step; NaN where there is none."""
     return np.array([run.eval[RETURN].asof(step) for run in group.runs])
@@ -29,6 +35,71 @@ def steps_to(group: Group, threshold: float) -> int | None:
     stats = curve(group, RETURN)
     reached = stats[(stats["mean"] >= threshold) & (stats["seeds"] == len(group.runs))]
     return int(reached.index[0]) if len(reached) else None
+
+
+def last_before(steps: pd.Index, step: int) -> int | None:
+    """The last evaluation at or before a step; None if it is as far back as one evaluation interval there, or further."""
+    before = steps[: steps.searchsorted(step, side="right")]
+    if not len(before):
+        return None
+    interval = max(np.diff(steps[max(0, len(before) - 2) : len(before) + 1]), default=1)
+    return int(before[-1]) if step - before[-1] < interval else None
+
+
+class Value(NamedTuple):
+    """Returns at a step."""
+
+    mean: float
+    std: float
+    steps: set[int]  # the evaluations that it is of, see last_before()
+    missing: str = ""  # how many of the seeds have one, if not all
+
+    def ratio_to(self, rival: "Value | None", step: int) -> float | None:
+        """None where the rival has no value above 0, or an evaluation of either is more than 5 % of the steps earlier."""
+        if rival is None or rival.mean <= 0 or min(self.steps | rival.steps) < 0.95 * step:
+            return None
+        return self.mean / rival.mean
+
+
+def value_at(group: Group, step: int, fresh: bool) -> Value | None:
+    """Of the seeds that have a return there; None if none has. fresh: of beta* on fresh episodes in place of the best policy."""
+    values, used = [], set()
+    for run in group.runs:
+        place = last_before(run.eval.index, step)
+        returns = run.fresh if fresh else run.eval[RETURN]
+        if place in returns:
+            values.append(returns[place])
+            used.add(place)
+    if not values:
+        return None
+    missing = "" if len(values) == len(group.runs) else f" ({len(values)} of {len(group.runs)})"
+    return Value(*mean_and_std(values), used, missing)
+
+
+def published_value_at(curve: pd.DataFrame, step: int) -> Value | None:
+    """The same of a published curve."""
+    place = last_before(curve.index, step)
+    return None if place is None else Value(*curve.loc[place, ["mean_return", "std_return"]], {place})
+
+
+def fresh_returns(group: Group) -> dict[int, tuple[list[float], list[float]]]:
+    """Step -> returns of beta* on fresh episodes, and those of the evaluation that chose it, of the seeds that have both."""
+    found = {}
+    for step in sorted({step for run in group.runs for step in run.fresh.index}):
+        runs = [run for run in group.runs if step in run.fresh]
+        found[step] = [run.fresh[step] for run in runs], [run.eval[RETURN][step] for run in runs]
+    return found
+
+
+def speed_of(group: Group) -> tuple[float, float]:
+    """Steps per second while learning: median over rows of train.csv, then over seeds; hours to the last common evaluation."""
+    rates = []
+    for run in group.runs:
+        start = run.args.get("learning_starts")
+        learning = run.train.index > (start if isinstance(start, int) else 5000) + 1000
+        rates.append(run.train["charts/SPS"][learning].median())
+    hours = [run.eval["charts/wall_seconds"].asof(group.last) / 3600 for run in group.runs]
+    return pd.Series(rates).median(), np.mean(hours)
 
 
 def family_frame(group: Group, what: str) -> pd.DataFrame:

@@ -5,14 +5,12 @@ from itertools import groupby
 from operator import attrgetter
 from typing import NamedTuple
 
-import numpy as np
 import pandas as pd
-from experiments import BASELINES, short_name
-from identity import parts_of
+from experiments import short_name
 
 from .groups import Group
-from .references import RIVAL, last_before, paper_name, published_curves, same_setting
-from .scores import RETURN, at, steps_to
+from .references import RIVAL, comparable_with_rival, paper_name, published_curves, same_setting
+from .scores import at, fresh_returns, mean_and_std, published_value_at, speed_of, steps_to, value_at
 
 NONE = "—"  # in a table's cell
 STEPS = (16_666, 33_332, 50_000, 100_000, 300_000)  # at which all is compared with published curves
@@ -33,7 +31,7 @@ def plus_minus(mean: float, std: float) -> str:
 
 
 def mean_std(values) -> str:
-    return plus_minus(np.mean(values), pd.Series(values).std())
+    return plus_minus(*mean_and_std(values))
 
 
 def by_environment(groups: list[Group]) -> list[tuple[str, list[Group]]]:
@@ -107,9 +105,7 @@ def samples_to_return(groups: list[Group], paper: pd.DataFrame) -> Table:
 def fresh_return(groups: list[Group]) -> Table:
     rows = []
     for group in groups:
-        for step in sorted({step for run in group.runs for step in run.fresh.index}):
-            runs = [run for run in group.runs if step in run.fresh]
-            fresh, best = [run.fresh[step] for run in runs], [run.eval[RETURN][step] for run in runs]
+        for step, (fresh, best) in fresh_returns(group).items():
             rows.append(
                 {
                     "environment": group.env_id,
@@ -118,39 +114,12 @@ def fresh_return(groups: list[Group]) -> Table:
                     "step": number(step),
                     "best return": mean_std(best),
                     "beta*'s return on fresh episodes": mean_std(fresh),
-                    "difference": f"{np.mean(fresh) - np.mean(best):+,.0f}",
+                    "difference": f"{mean_and_std(fresh)[0] - mean_and_std(best)[0]:+,.0f}",
                 }
             )
     return Table(
         pd.DataFrame(rows), ["The best of several noisy averages is biased upwards; the same policy on fresh episodes is not."]
     )
-
-
-def values_at(group: Group, step: int, fresh: bool) -> tuple[float, float, set[int], str] | None:
-    """Mean and std of the seeds' returns at a step, the evaluations that they are of (see last_before), and how many, if not all.
-
-    None if no seed has one there. fresh: of beta* on fresh episodes in place of the best policy of the evaluation.
-    """
-    values, used = [], set()
-    for run in group.runs:
-        place, returns = last_before(run.eval.index, step), run.fresh if fresh else run.eval[RETURN]
-        if place in returns:
-            values.append(returns[place])
-            used.add(place)
-    some = "" if len(values) == len(group.runs) else f" ({len(values)} of {len(group.runs)})"
-    return (np.mean(values), pd.Series(values).std(), used, some) if values else None
-
-
-def published_at(curve: pd.DataFrame, step: int) -> tuple[float, float, set[int], str] | None:
-    """The same of a published curve."""
-    place = last_before(curve.index, step)
-    return None if place is None else (*curve.loc[place, ["mean_return", "std_return"]], {place}, "")
-
-
-def with_rival(group: Group) -> bool:
-    """Whether a ratio to the published rival compares like with like: a baseline as it is, others at the rival's UTD."""
-    beside = parts_of(group.exp_name)[1] or group.deviations(group.exp_name) or group.told_apart_by
-    return not beside and (group.exp_name in BASELINES or group.runs[0].args.get("utd") == 20)
 
 
 def beside_published(groups: list[Group], names: tuple[str, ...]) -> tuple[Table, Table]:
@@ -160,31 +129,33 @@ def beside_published(groups: list[Group], names: tuple[str, ...]) -> tuple[Table
     for env_id, here in by_environment(groups):
         if env_id not in rivals:
             continue
-        rival = {step: cell for step in STEPS if (cell := published_at(rivals[env_id], step)) and cell[0] > 0}
-        sources = []  # (algorithm, policy, seeds), step -> values, whether a ratio is given
+        sources = []  # (algorithm, policy, seeds), step -> value, whether a ratio is given
         for group in here:
             for policy, fresh in (("best", False), ("beta* on fresh episodes", True)):
-                cells = {step: values_at(group, step, fresh) for step in STEPS}
-                if any(cells.values()) or not fresh:
-                    sources.append(((group.label, policy, len(group.runs)), cells, with_rival(group)))
+                values = {step: value_at(group, step, fresh) for step in STEPS}
+                if any(values.values()) or not fresh:
+                    sources.append(((group.label, policy, len(group.runs)), values, comparable_with_rival(group)))
         for (where, name), curve in published_curves(names).items():
             if where == env_id:
-                cells = {step: published_at(curve, step) for step in STEPS}
-                sources.append(((f"{name}, published", "its one policy", curve["seeds"].iloc[0]), cells, True))
-        for (name, policy, seeds), cells, comparable in sources:
+                values = {step: published_value_at(curve, step) for step in STEPS}
+                sources.append(((f"{name}, published", "its one policy", curve["seeds"].iloc[0]), values, True))
+        for (name, policy, seeds), values, comparable in sources:
             row = {"environment": env_id, "algorithm": name, "policy": policy, "seeds": seeds}
-            returns.append(row | {f"{step:,}": plus_minus(*cell[:2]) + cell[3] if cell else NONE for step, cell in cells.items()})
-            shares = {
-                step: f"{cell[0] / rival[step][0]:.2f}{cell[3]}"
-                for step, cell in cells.items()
-                if comparable and cell and step in rival and min(cell[2] | rival[step][2]) >= 0.95 * step
-            }
-            if shares:
-                ratios.append(row | {f"{step:,}": shares.get(step, NONE) for step in STEPS})
-            for step, cell in cells.items():
-                if cell and cell[2] != {step}:
-                    used = ", ".join(f"{place:,}" for place in sorted(cell[2]))
+            shown = {f"{step:,}": NONE for step in STEPS}
+            shares = {}
+            for step, value in values.items():
+                if value is None:
+                    continue
+                shown[f"{step:,}"] = plus_minus(value.mean, value.std) + value.missing
+                ratio = value.ratio_to(published_value_at(rivals[env_id], step), step)
+                if comparable and ratio is not None:
+                    shares[f"{step:,}"] = f"{ratio:.2f}{value.missing}"
+                if value.steps != {step}:
+                    used = ", ".join(f"{place:,}" for place in sorted(value.steps))
                     elsewhere.setdefault(name, {})[f"{used} for {step:,}"] = None
+            returns.append(row | shown)
+            if shares:
+                ratios.append(row | {f"{step:,}": NONE for step in STEPS} | shares)
     notes = [
         "Mean ± sample standard deviation over seeds. A value at a step is that of the last evaluation at or before it, less "
         "than one evaluation interval earlier; nothing is interpolated, a cell is empty where there is none, and (1 of 3) says "
@@ -211,18 +182,13 @@ def aggregate(estimates: dict[str, tuple[float, float, float]], what: str, symbo
 def speed(groups: list[Group]) -> Table:
     rows = []
     for group in groups:
-        starts = [run.args.get("learning_starts") for run in group.runs]
-        rates = [
-            run.train["charts/SPS"][run.train.index > (start if isinstance(start, int) else 5000) + 1000].median()
-            for run, start in zip(group.runs, starts, strict=True)
-        ]
-        hours = [run.eval["charts/wall_seconds"].asof(group.last) / 3600 for run in group.runs]
+        rate, hours = speed_of(group)
         rows.append(
             {
                 "environment": group.env_id,
                 "algorithm": group.label,
-                "steps per second while learning": number(pd.Series(rates).median(), 1),
-                "hours": number(np.mean(hours), 2),
+                "steps per second while learning": number(rate, 1),
+                "hours": number(hours, 2),
                 "up to step": number(group.last),
                 "device": ", ".join(sorted({run.device for run in group.runs})),
             }

@@ -541,93 +541,176 @@ def test_one_more_run_narrows_nothing(tmp_path, report):
     assert [r["algorithm"] for r in scored] == ["RAC-SAC", "RAC-TD3"]  # not the one with most environments by itself
 
 
-def test_what_cannot_be_used_is_named(tmp_path, report):
+def change(path: Path, old: str, new: str, count: int = -1) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, count))
+
+
+def cut_off(root: Path) -> None:
+    path = make_run(root, "cut", "Hopper-v4", 1, {1000: 5, 2000: 6}, script="vanilla_rac") / "eval.csv"
+    path.write_text(path.read_text()[:-4])
+
+
+def rotten(root: Path) -> None:
+    path = make_run(root, "rotten", "Hopper-v4", 1, {1000: 5, 2000: 6, 3000: 7})
+    change(path / "eval.csv", "2000,200.0,6", "2000,200.0,six")
+
+
+def mixed_up(root: Path) -> None:
+    path = make_run(root, "mixed", "Hopper-v4", 1, {1000: 5}, script="rac_itm")
+    (path / "eval.csv").write_bytes((root / "Hopper-v4__rac_sac__1/eval.csv").read_bytes())
+
+
+def other_betas(root: Path) -> None:
+    path = make_run(root, "apart", "Hopper-v4", 1, {1000: 5})
+    change(path / "config.json", '"eval_beta_max": 0.8', '"eval_beta_max": 0.4')
+
+
+def named_twice(root: Path) -> None:
+    path = make_run(root, "twice", "Hopper-v4", 1, {1000: 5})
+    change(path / "eval.csv", "eval/best_return_std", "global_step", 1)
+
+
+def without(name: str):
+    def damage(root: Path) -> None:
+        (make_run(root, "without", "Hopper-v4", 1, {1000: 5}) / name).unlink()
+
+    return damage
+
+
+def written(name: str, content: bytes):
+    def damage(root: Path) -> None:
+        (make_run(root, "written", "Hopper-v4", 1, {1000: 5}) / name).write_bytes(content)
+
+    return damage
+
+
+def copied_to(name: str):
+    def damage(root: Path) -> None:
+        path = make_run(root, f"copied {name}", "Hopper-v4", 1, {1000: 5})
+        (path / name).write_bytes((path / "eval.csv").read_bytes())
+
+    return damage
+
+
+def fresh_at_another_step(root: Path) -> None:
+    path = make_run(root, "early", "Hopper-v4", 1, {1000: 5}, fresh=4)
+    change(path / "evaluate.csv", "1000,", "700,")
+
+
+def runs_of(name: str, *all_returns: dict, changes=({}, {}), **common):
+    """Runs of one name with seeds 1, 2, ...; what changes is of the first and of the second."""
+
+    def damage(root: Path) -> None:
+        for seed, (returns, own) in enumerate(zip(all_returns, changes, strict=False), 1):
+            make_run(root, name, "Hopper-v4", seed, returns, **common, **own)
+
+    return damage
+
+
+def called_alike(root: Path) -> None:
+    make_run(root, "a$_$", "Hopper-v4", 1, {1000: 5})
+    make_run(root, "a_", "Hopper-v4", 1, {1000: 5})
+
+
+def the_same_run(root: Path) -> None:
+    make_run(root / "deep" / "deeper", "rac_sac", "Hopper-v4", 1, {1000: 7})
+
+
+def an_empty_folder(root: Path) -> None:
+    (root / "empty").mkdir()
+
+
+def notes(root: Path) -> None:
+    (root / "notes").mkdir()
+    (root / "notes/todo.txt").write_text("")
+
+
+# What is wrong beside a sound run; whose name the one warning has, what it says; which runs are used all the same
+DAMAGES = {
+    "cut off": (cut_off, "cut__1/eval.csv", "ends in the middle of a row", ["cut__1"]),
+    "not a number": (rotten, "rotten__1/eval.csv", "is damaged in line 3", ["rotten__1"]),
+    "another script's": (mixed_up, "mixed__1", "is mixed up: its eval.csv is not one of rac_itm.py", []),
+    "other betas": (other_betas, "apart__1", "is mixed up: its eval.csv is not one of rac_sac.py", []),
+    "backwards": (runs_of("back", {2000: 5, 1000: 6}), "back__1", "the steps in its eval.csv do not grow", []),
+    "too long": (runs_of("beyond", {1000: 5, 2000: 6}, total=1500), "beyond__1", "goes beyond the 1500 steps", []),
+    "too young": (without("eval.csv"), "without__1", "has no evaluation yet", []),
+    "no config.json": (without("config.json"), "without__1", "has no config.json", []),
+    "a foreign config.json": (written("config.json", b'{"script": "ppo"}'), "written__1", "one that is not of this project", []),
+    "not text": (written("eval.csv", b"\xff\xfe\x00"), "written__1/eval.csv", "cannot be read", []),
+    "a column twice": (named_twice, "twice__1/eval.csv", "names a column twice", []),
+    "no common step": (
+        runs_of("far", {1000: 5, 2000: 6}, {3000: 5, 4000: 6}),
+        "far__2",
+        "has no evaluation by step 2,000, the last of another seed: left out",
+        ["far__1"],
+    ),
+    "train.csv": (copied_to("train.csv"), "train.csv__1/train.csv", "has no column charts/SPS", ["copied train.csv__1"]),
+    "evaluate.csv": (copied_to("evaluate.csv"), "evaluate.csv__1/evaluate.csv", "no column return", ["copied evaluate.csv__1"]),
+    "fresh at another step": (
+        fresh_at_another_step,
+        "early__1/evaluate.csv",
+        "is of step 700, at which eval.csv has no evaluation",
+        ["early__1"],
+    ),
+    "names that look alike": (called_alike, "a$_$ and of a_", "are called alike", ["a$_$__1", "a___1"]),
+    "other settings": (
+        runs_of("other", {1000: 5}, {1000: 5}, changes=({"utd": 3}, {"utd": 4})),
+        "other__1",
+        "differ in utd and are shown apart",
+        ["other__1", "other__2"],
+    ),
+    "another version of the script": (
+        runs_of("edited", {1000: 5}, {1000: 5}, changes=({}, {"sha256": "b"})),
+        "Hopper-v4__edited__2",
+        "different versions of rac_sac.py made them",
+        ["edited__1", "edited__2"],
+    ),
+    "the same run": (the_same_run, "deeper/Hopper-v4__rac_sac__1", "are the same run (seed 1); the longer one is used", []),
+    "an empty folder": (an_empty_folder, "runs/empty", "is not a run directory", []),
+    "another folder": (notes, "runs/notes", "is not a run directory", []),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_what_cannot_be_used_is_named(tmp_path, kind):
+    """In one warning, behind which may stand that nothing is left to read; the sound run beside it is used."""
+    damage, name, sentence, used = DAMAGES[kind]
+    root = tmp_path / "runs"
+    make_run(root, "rac_sac", "Hopper-v4", 1, {1000: 5, 2000: 6})
+    damage(root)
+    said = runs.Warnings()
+    groups = grouping.group_runs(runs.find_runs([root], said), said)
+    warning, *more = said.texts
+    assert all("has no evaluation yet, or none that can be read: left out." in text for text in more)
+    assert name in warning
+    assert sentence in warning
+    found = sorted(Path(run.path).name for group in groups for run in group.runs)
+    assert found == sorted(f"Hopper-v4__{name}" for name in ["rac_sac__1", *used])
+
+
+def test_warnings_on_the_screen_and_in_the_report(tmp_path, report):
     root = tmp_path / "runs"
     make_run(root, "rac_sac", "Hopper-v4", 1, {1000: 5, 2000: 6})
     make_run(root, "rac_sac", "Hopper-v4", 2, {1000: 5}, total=9000)  # unfinished: used
-    make_run(root / "deep" / "deeper", "rac_sac", "Hopper-v4", 1, {1000: 7})  # the same run again, shorter
+    make_run(root, "odd", "Hopper-v4", 1, {1000: 5}, utd=[1], learning_starts=None, num_critics="10")  # used as it is
     make_run(root, "other", "Hopper-v4", 1, {1000: 5}, utd=3)
     make_run(root, "other", "Hopper-v4", 2, {1000: 5}, utd=4)
-    cut = make_run(root, "cut", "Hopper-v4", 1, {1000: 5, 2000: 6}, script="vanilla_rac") / "eval.csv"
-    cut.write_text(cut.read_text()[:-4])
-    rotten = make_run(root, "rotten", "Hopper-v4", 1, {1000: 5, 2000: 6, 3000: 7}) / "eval.csv"
-    rotten.write_text(rotten.read_text().replace("2000,200.0,6", "2000,200.0,six"))
-    mixed = make_run(root, "mixed", "Hopper-v4", 1, {1000: 5}, script="rac_itm")
-    (mixed / "eval.csv").write_bytes((root / "Hopper-v4__rac_sac__1/eval.csv").read_bytes())
-    make_run(root, "back", "Hopper-v4", 1, {2000: 5, 1000: 6})
-    make_run(root, "beyond", "Hopper-v4", 1, {1000: 5, 2000: 6}, total=1500)
-    (make_run(root, "young", "Hopper-v4", 1, {1000: 5}) / "eval.csv").unlink()
-    (make_run(root, "lost", "Hopper-v4", 1, {1000: 5}) / "config.json").unlink()
-    (make_run(root, "foreign", "Hopper-v4", 1, {1000: 5}) / "config.json").write_text('{"script": "ppo"}')
-    (make_run(root, "binary", "Hopper-v4", 1, {1000: 5}) / "eval.csv").write_bytes(b"\xff\xfe\x00")
-    twice = make_run(root, "twice", "Hopper-v4", 1, {1000: 5}) / "eval.csv"
-    twice.write_text(twice.read_text().replace("eval/best_return_std", "global_step", 1))
-    make_run(root, "far", "Hopper-v4", 1, {1000: 5, 2000: 6})
-    make_run(root, "far", "Hopper-v4", 2, {3000: 5, 4000: 6})  # its head is missing
-    apart = make_run(root, "apart", "Hopper-v4", 1, {1000: 5}) / "config.json"
-    apart.write_text(apart.read_text().replace('"eval_beta_max": 0.8', '"eval_beta_max": 0.4'))
-    for name in ("train.csv", "evaluate.csv"):
-        path = make_run(root, f"copied {name}", "Hopper-v4", 1, {1000: 5}) / name
-        path.write_bytes((path.parent / "eval.csv").read_bytes())
-    make_run(root, "odd", "Hopper-v4", 1, {1000: 5}, utd=[1], learning_starts=None, num_critics="10")
-    early = make_run(root, "early", "Hopper-v4", 1, {1000: 5}, fresh=4) / "evaluate.csv"
-    early.write_text(early.read_text().replace("1000,", "700,"))
-    make_run(root, "a$_$", "Hopper-v4", 1, {1000: 5})
-    make_run(root, "edited", "Hopper-v4", 1, {1000: 5})
-    make_run(root, "edited", "Hopper-v4", 2, {1000: 5}, sha256="b")
-    make_run(root, "a_", "Hopper-v4", 1, {1000: 5})
-    (root / "empty").mkdir()
-    (root / "notes").mkdir()
-    (root / "notes/todo.txt").write_text("")
+    cut_off(root)
+    notes(root)
     _, err, text = report("runs")
     lines = err.splitlines()
-    for name, sentence in (
-        ("deeper/Hopper-v4__rac_sac__1", "are the same run (seed 1); the longer one is used"),
-        ("other__1", "differ in utd and are shown apart"),
-        ("cut__1/eval.csv", "ends in the middle of a row"),
-        ("rotten__1/eval.csv", "is damaged in line 3"),
-        ("mixed__1", "is mixed up: its eval.csv is not one of rac_itm.py"),
-        ("back__1", "the steps in its eval.csv do not grow"),
-        ("beyond__1", "goes beyond the 1500 steps"),
-        ("young__1", "has no evaluation yet"),
-        ("lost__1", "has no config.json"),
-        ("foreign__1", "has a damaged config.json, or one that is not of this project"),
-        ("binary__1/eval.csv", "cannot be read"),
-        ("twice__1/eval.csv", "names a column twice"),
-        ("far__2", "has no evaluation by step 2,000, the last of another seed: left out"),
-        ("apart__1", "is mixed up: its eval.csv is not one of rac_sac.py"),
-        ("copied train.csv__1/train.csv", "has no column charts/SPS"),
-        ("copied evaluate.csv__1/evaluate.csv", "has no column return"),
-        ("early__1/evaluate.csv", "is of step 700, at which eval.csv has no evaluation"),
-        ("a$_$ and of a_", "are called alike"),
-        ("edited__1 and runs/Hopper-v4__edited__2", "different versions of rac_sac.py made them"),
-        ("runs/empty", "is not a run directory"),
-        ("runs/notes", "is not a run directory"),
-    ):
-        (line,) = [line for line in lines if name in line and sentence in line]
-        assert line.startswith("warning: ") and line.removeprefix("warning: ") in text
-    assert all(line.startswith("warning: ") for line in lines) and "Traceback" not in err
-    used = [row["run directory"] for row in next(t for t in tables(text) if "run directory" in t[0])]
-    names = {Path(name).name for name in used}
-    used_names = (
-        "rac_sac__1",
-        "rac_sac__2",
-        "other__1",
-        "other__2",
-        "cut__1",
-        "rotten__1",
-        "far__1",
-        "odd__1",
-        "copied train.csv__1",
-        "copied evaluate.csv__1",
-        "early__1",
-        "a$_$__1",
-        "a___1",
-        "edited__1",
-        "edited__2",
-    )
-    assert names == {f"Hopper-v4__{n}" for n in used_names}
-    assert "1,000 of 9,000, unfinished" in text and "other [utd 3]" in text and "other [utd 4]" in text
+    for sentence in ("differ in utd and are shown apart", "ends in the middle of a row", "is not a run directory"):
+        (line,) = (line for line in lines if sentence in line)
+        assert line.startswith("warning: ")
+        assert line.removeprefix("warning: ") in text
+    assert all(line.startswith("warning: ") for line in lines)
+    used = next(table for table in tables(text) if "run directory" in table[0])
+    assert len(used) == 6
+    assert "1,000 of 9,000, unfinished" in text
+    assert "other [utd 3]" in text
+    assert "other [utd 4]" in text
 
 
 def test_links_are_followed_and_copies_within_runs_are_not(tmp_path, report):

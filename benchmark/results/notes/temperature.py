@@ -1,4 +1,4 @@
-"""Draws temperature.png: the temperature that was learned on Ant-v4, seed 3, against beta, before and after the update ran away."""
+"""Draws temperature.png: the temperature learned on Ant-v4, seed 3, against beta, as the update ran away and afterwards."""
 
 from pathlib import Path
 

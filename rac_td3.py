@@ -2126,8 +2126,11 @@ def print_summary(summary: dict) -> None:
 
 
 def note_signal(stopped_by: list[int], number: int, frame) -> None:
-    """The first signal stops a run after its step; a second one ends the process at once."""
-    if stopped_by:
+    """The first signal stops a run after its step; Ctrl-C behind it ends the process at once.
+
+    No other signal does: a supervisor that ends may send SIGTERM once more, while the checkpoint is written.
+    """
+    if stopped_by and number == signal.SIGINT:
         os._exit(128 + number)
     stopped_by.append(number)
 

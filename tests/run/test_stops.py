@@ -58,18 +58,32 @@ def test_signals_write_a_checkpoint(cli, whole, number):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
-def test_a_second_signal_ends_at_once(cli, number):
+def test_a_second_ctrl_c_ends_at_once(cli, number):
     """An episode without end is evaluated in this process, which the first signal does not interrupt."""
     process = cli.start("--env-id", "toy_envs:Endless-v0", *cli.brief)
     wait_until((cli.folder / "endless").exists)
     process.send_signal(number)
     time.sleep(0.3)
     assert process.poll() is None
-    process.send_signal(number)
+    process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 128 + number
+    assert process.returncode == 128 + signal.SIGINT
     assert "Traceback" not in err
     assert checkpoint_of(cli.run_dir)["state"]["step"] == 0
+
+
+def test_a_second_sigterm_does_no_harm(cli):
+    """As when a Ray worker ends its script and is then killed itself."""
+    with cli.held("run", at=260) as (process, run_dir):
+        cli.holding(process)
+        for _ in range(3):
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.1)
+        cli.release()
+        _, err = process.communicate(timeout=240)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "stopped at step 260" in messages(err)[-1]
+    assert checkpoint_of(run_dir)["state"]["step"] == 260
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])

@@ -79,6 +79,7 @@ def animation(episodes: list, betas: list[float]) -> list[Image.Image]:
 
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
+    gym.logger.min_level = gym.logger.ERROR  # that -v4 is not the newest
     policy = load_policy(options.policy)
     betas = list(options.betas) or [policy.betas[0], policy.betas[len(policy.betas) // 2], policy.betas[-1]]
     env_id = load_policy_file(options.policy).args.env_id

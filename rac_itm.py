@@ -1115,7 +1115,7 @@ class Run:
         if evaluation["best_return"] >= self.state.best_evaluation.get("best_return", -math.inf):
             self.state.best_evaluation = evaluation
             write_whole(self.run_dir / "best_policy.pt", functools.partial(torch.save, content))
-        best = f"{evaluation['best_return']:.1f} at {CONDITION} {evaluation[f'best_{CONDITION}']:.3g}"
+        best = f"{evaluation['best_return']:z.1f} at {CONDITION} {evaluation[f'best_{CONDITION}']:.3g}"
         self.bar.set_postfix_str(f"evaluated {best}, step {evaluation['step']}", refresh=False)
 
     def wait_for_evaluations(self, text: str, at_most: int = 0) -> None:
@@ -1818,11 +1818,11 @@ def keep_script(run_dir: Path, args: dict, device: torch.device, scripts: list[s
     if not kept.exists():
         write_whole(kept, lambda file: file.write(source))
     if scripts and digest not in scripts:
-        tell(f"{SCRIPT}.py has changed since it began this run, as {kept}")
+        tell(f"{SCRIPT}.py has changed since this run began; it goes on as the file is now, and {kept} is what it began with")
     if digest not in scripts:
         scripts = [*scripts, digest]
     packages = [name for name in ("torch", "gymnasium", "mujoco", "numpy") if importlib.util.find_spec(name)]
-    device_name = f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
+    device_name = f"{platform.processor() or platform.machine()}, threads: {torch.get_num_threads()}"
     if device.type == "cuda":
         device_name = torch.cuda.get_device_name(device)
     config = {
@@ -1927,7 +1927,7 @@ def read_file(path: Path, formats: tuple[int, ...], mmap: bool = False) -> dict:
         if not (isinstance(script, str) and isinstance(file_format, int) and isinstance(content["args"], dict)):
             raise damaged
     except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f"{path} does not exist; give the directory of a run.") from None
+        raise UserError(f"{path} does not exist; give the directory of a run, or a policy file to evaluate.") from None
     except Exception:
         raise damaged from None
     if script != SCRIPT:
@@ -1984,6 +1984,8 @@ def load_policy_file(path: str | Path) -> PolicyFile:
     """A policy file, or the policy.pt of a run directory. Arguments that this script does not have are ignored."""
     path = Path(path)
     if path.is_dir():
+        if (path / "checkpoint.pt").exists() and not (path / "policy.pt").exists():
+            raise UserError(f"{path} has no policy yet; its first evaluation writes one.")
         path = path / "policy.pt"
     content = read_file(path, POLICY_FORMATS)
     if "evaluation" not in content:
@@ -2032,7 +2034,9 @@ class Policy:
         try:
             obs = np.array(obs, np.float32, order="C")
         except (TypeError, ValueError, RuntimeError):
-            raise UserError(f"obs is of type {type(obs).__name__}; it must be an array of numbers.") from None
+            raise UserError(
+                f"obs is of type {type(obs).__name__}; it must be an array, as gymnasium.spaces.flatten makes it."
+            ) from None
         if obs.ndim not in (1, 2) or obs.shape[-1] != self.obs_dim or not np.isfinite(obs).all():
             raise UserError(f"obs has shape {obs.shape}; it must be ({self.obs_dim},) or (B, {self.obs_dim}) and finite.")
         rows = np.atleast_2d(obs)
@@ -2148,7 +2152,7 @@ def merged(asked: Args, saved: Args, unset: Args, may_differ: tuple[str, ...]) -
     given = [name for name in vars(asked) if name not in own and getattr(asked, name) != getattr(unset, name)]
     in_vain = [name for name in given if name not in may_differ and getattr(asked, name) != getattr(saved, name)]
     if in_vain:
-        tell(f"not used, because the arguments that the run was saved with win: {', '.join(sorted(in_vain))}")
+        tell(f"not used: {', '.join(sorted(in_vain))}; the run keeps what it was saved with")
     return dataclasses.replace(saved, **own, **{name: getattr(asked, name) for name in given if name in may_differ})
 
 
@@ -2170,12 +2174,12 @@ def print_evaluation(path: Path) -> None:
     with Evaluator(args, seeds_for(args.seed, 1, 0, args.eval_episodes)) as evaluator:
         played = evaluator.map(functools.partial(play_policy, args, evaluator.seeds, actor), conditions)
     lines = [f"global_step,{CONDITION},return,return_std,best_in_training"]
-    table = [f"{args.env_id}, step {step}, {args.eval_episodes} fresh episodes per {CONDITION}"]
+    table = [f"{args.env_id}, step {step}, fresh episodes per {CONDITION}: {args.eval_episodes}"]
     table.append(f"{CONDITION:>10} {'return':>10} {'std':>9}")
     for condition, policy in zip(conditions, played, strict=True):
         mean, std = policy.row.mean(), policy.row.std()
         lines.append(f"{step},{condition:.6g},{mean},{std},{int(condition == best)}")
-        table.append(f"{condition:10.4f} {mean:10.1f} {std:9.1f}{'  <- best in training' if condition == best else ''}")
+        table.append(f"{condition:10.4f} {mean:z10.1f} {std:9.1f}{'  <- best in training' if condition == best else ''}")
         for warning in policy.warnings:
             tell(warning)
     if path.is_dir():
@@ -2211,9 +2215,10 @@ def print_summary(summary: dict) -> None:
     lines = [f"finished: {summary['run_dir']}, {summary['global_step']} steps"]
     for title in ("last", "best"):
         evaluation = summary[title]
-        best = f"{evaluation['best_return']:.1f} ± {evaluation['best_return_std']:.1f} at {CONDITION}"
+        best = f"{evaluation['best_return']:z.1f} ± {evaluation['best_return_std']:.1f} at {CONDITION}"
         lines.append(f"{title} evaluation: return {best} {evaluation[f'best_{CONDITION}']:.4g}, step {evaluation['step']}")
-    print_lines(*lines, f"evaluate it on fresh episodes: {summary['evaluate']}")
+    play = summary["evaluate"]
+    print_lines(*lines, f"to play the last policy on fresh episodes: {play}", f"to play the best: {play}/best_policy.pt")
 
 
 def note_signal(stopped_by: list[int], number: int, frame) -> None:

@@ -147,7 +147,7 @@ class Run:
         commit = subprocess.run(git, capture_output=True, text=True).stdout.strip() if shutil.which("git") else None
         packages = ("torch", "gymnasium", "mujoco", "numpy", "stable_baselines3", "sb3_contrib")
         versions = {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in packages}}
-        cpu = f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
+        cpu = f"{platform.processor() or platform.machine()}, threads: {torch.get_num_threads()}"
         device = torch.cuda.get_device_name() if self.model.device.type == "cuda" else cpu
         source = b"".join(path.read_bytes() for path in SOURCES)
         self.scripts[hashlib.sha256(source).hexdigest()] = commit or None  # all that have trained this run

@@ -158,7 +158,7 @@ def test_resume_keeps_what_was_learned(cli):
         torch.testing.assert_close(checkpoint(run_dir)["replay"], before["replay"], rtol=0, atol=0)
         assert checkpoint(run_dir)["log_ent_coef"] == before["log_ent_coef"] != 0
         result = cli.call("--resume", run_dir, "--total-timesteps", "260", "--seed", "7")
-        assert messages(result.stderr) == ["not used, because the arguments that the run was saved with win: seed"]
+        assert messages(result.stderr) == ["not used: seed; the run keeps what it was saved with"]
         assert steps(run_dir / "eval.csv") == [200, 250, 260]
 
 

@@ -1,6 +1,7 @@
 """The policies that a run hands on: --evaluate, load_policy, files of the version before, videos, export."""
 
 import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -77,10 +78,10 @@ def test_episodes_are_fresh_and_follow_from_the_seed(cli, toy):
 def test_arguments_of_an_evaluation(cli, toy):
     """Episodes, seed, workers and video may be given, also at the script's default; others are named as not used."""
     cli.call("--env-id", toy(Start), *cli.brief)
-    assert ", 2 fresh episodes" in cli.call("--evaluate", cli.run_dir).stdout
-    assert ", 10 fresh episodes" in cli.call("--evaluate", cli.run_dir, "--eval-episodes", "10").stdout
+    assert ", fresh episodes per beta: 2" in cli.call("--evaluate", cli.run_dir).stdout
+    assert ", fresh episodes per beta: 10" in cli.call("--evaluate", cli.run_dir, "--eval-episodes", "10").stdout
     (line,) = messages(cli.call("--evaluate", cli.run_dir, "--utd", "20", "--gamma", "0.99").stderr)
-    assert line.endswith(": utd")
+    assert line.startswith("not used: utd;")
 
 
 def test_workers_do_not_matter_in_an_evaluation(cli):
@@ -101,16 +102,20 @@ def test_a_policy_file_is_evaluated(cli, toy):
 
 
 def test_the_best_policy_is_evaluated(cli, toy):
-    """That of the step that was the best."""
+    """That of the step that was the best; a run's last two lines have the commands that play the last policy and this one."""
     grows = {"reward": 0.0}
 
     def falling(env):
         grows["reward"] -= 1.0
         return grows.copy()
 
-    cli.call("--env-id", toy(change=falling), *cli.brief)
-    assert "step 40" in cli.call("--evaluate", cli.run_dir / "best_policy.pt").stdout
+    last, best = cli.call("--env-id", toy(change=falling), *cli.brief).stdout.splitlines()[-2:]
+    for line, policy, step in ((last, "the last policy", 60), (best, "the best", 40)):
+        assert policy in line
+        assert f"step {step}" in cli.call("--evaluate", *shlex.split(line.split("--evaluate ")[1])).stdout
     assert "step 60" in cli.call("--evaluate", cli.run_dir / "policy.pt").stdout
+    (cli.run_dir / "evaluate.csv").unlink()
+    cli.call("--evaluate", cli.run_dir / "best_policy.pt")
     assert not (cli.run_dir / "evaluate.csv").exists()
 
 
@@ -118,7 +123,7 @@ def test_a_run_directory_without_a_policy(cli, toy):
     """No evaluation has ended yet."""
     cli.call("--env-id", toy(), *cli.brief)
     (cli.run_dir / "policy.pt").unlink()
-    assert "policy.pt does not exist" in sentence_of(cli.call("--evaluate", cli.run_dir, code=2))
+    assert "has no policy yet; its first evaluation writes one" in sentence_of(cli.call("--evaluate", cli.run_dir, code=2))
 
 
 def test_non_finite_numbers_in_an_evaluation(cli, toy):
@@ -280,7 +285,7 @@ def test_a_policy_of_format_3_is_evaluated(cli):
     shutil.copy(FORMAT_3, cli.folder / "old.pt")
     result = cli.call("--evaluate", "old.pt")
     assert messages(result.stderr) == []
-    assert result.stdout.startswith("Pendulum-v1, step 100, 1 fresh episodes")
+    assert result.stdout.startswith("Pendulum-v1, step 100, fresh episodes per beta: 1")
     assert table(result.stdout).keys() == {"0.2667", "0.5333", "0.8000"}
     assert all(mean < -100 for mean, _ in table(result.stdout).values())
 

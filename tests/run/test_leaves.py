@@ -192,13 +192,14 @@ def test_the_screen(cli, finished):
     assert messages(stderr) == []
     rows = read_rows(run_dir / "eval.csv")
     best = max(rows, key=lambda row: float(row["eval/best_return"]))
-    first, *lines, last = stdout.splitlines()
+    first, *lines, play_last, play_best = stdout.splitlines()
     assert f"{Path('runs', run_dir.name)}, 60 steps" in first
     for title, row, line in zip(("last", "best"), (rows[-1], best), lines, strict=True):
         mean, std = float(row["eval/best_return"]), float(row["eval/best_return_std"])
         assert line.startswith(f"{title} evaluation: return {mean:.1f} ± {std:.1f} at {CONDITIONS[cli.name]}")
         assert line.endswith(f"step {row['global_step']}")
-    assert re.search(rf"python \S*{cli.name}.py --evaluate runs/{run_dir.name}$", last)
+    assert re.search(rf"python \S*{cli.name}.py --evaluate runs/{run_dir.name}$", play_last)
+    assert play_best.endswith(f"{play_last.split(': ')[1]}/best_policy.pt")
 
 
 def test_the_bar(whole):

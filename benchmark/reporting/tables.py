@@ -39,6 +39,12 @@ def by_environment(groups: list[Group]) -> list[tuple[str, list[Group]]]:
     return [(env_id, list(found)) for env_id, found in groupby(groups, attrgetter("env_id"))]
 
 
+def ends_elsewhere(group: Group) -> str:
+    """Where its seeds' evaluations end, unless all end at the same step."""
+    ends = sorted({run.last for run in group.runs})
+    return f" (seeds end at {', '.join(map(number, ends))})" if ends != [group.last] else ""
+
+
 def final_return(groups: list[Group], paper: pd.DataFrame) -> Table:
     rows = []
     for env_id, here in by_environment(groups):
@@ -54,7 +60,7 @@ def final_return(groups: list[Group], paper: pd.DataFrame) -> Table:
                 "environment": env_id,
                 "algorithm": group.label,
                 "seeds": len(group.runs),
-                "steps": number(group.last),
+                "steps": number(group.last) + ends_elsewhere(group),
                 "return": mean_std(ours),
                 **theirs.get(name, {}),
             }

@@ -221,6 +221,14 @@ def test_seeds_without_a_common_step(tmp_path, report):
     ]
 
 
+def test_seeds_that_end_at_different_steps(tmp_path, report):
+    """The return is that of the last step that all have, and its cell says where the others end."""
+    for seed, end in ((1, 300), (2, 500), (3, 500)):
+        make_run(tmp_path / "runs", "rac_sac", "Hopper-v4", seed, {step: step for step in range(100, end + 1, 100)})
+    row = tables(report("runs")[2])[0][0]
+    assert (row["return"], row["steps"]) == ("300 ± 0", "300 (seeds end at 300, 500)")
+
+
 def test_beside_published_results(tmp_path, report):
     root, redq = tmp_path / "runs", published_rows("Hopper-v4", "REDQ (UTD 20)")
     for seed in (1, 2):

@@ -5,7 +5,8 @@ import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 
-from experiments import HOUSEKEEPING, PAPER_ENVS, SMOKE, SWEEPS, VARIANTS, short_name
+from experiments import HOUSEKEEPING, PAPER_ENVS, ROOT, SMOKE, SWEEPS, VARIANTS, short_name
+from flags import script_defaults
 from identity import label, parts_of
 
 from .runs import Run, Warnings
@@ -56,6 +57,17 @@ def shared_settings(runs: list[Run]) -> dict:
     return {name: json.loads(*found) for name, found in values.items() if len(found) == 1 and found != {"null"}}
 
 
+def settings_of(run: Run) -> dict:
+    """What tells runs of one name apart.
+
+    An argument that its script did not have yet counts as today's default: a new one's default is what was done before it.
+    """
+    script = f"{run.script}.py"
+    since = script_defaults(script) if (ROOT / script).is_file() else {}
+    settings = {**since, **run.args, "script": run.script}
+    return {name: value for name, value in settings.items() if name not in HOUSEKEEPING and value is not None}
+
+
 def group_runs(runs: list[Run], warnings: Warnings) -> list[Group]:
     """Runs by environment and experiment name, in the paper's order; other settings under one name are told apart.
 
@@ -63,8 +75,7 @@ def group_runs(runs: list[Run], warnings: Warnings) -> list[Group]:
     """
     shared, by_name = shared_settings(runs), defaultdict(dict)  # by_name: environment, experiment name -> settings -> group
     for run in runs:
-        settings = {name: value for name, value in run.args.items() if name not in HOUSEKEEPING and value is not None}
-        key = json.dumps({**settings, "script": run.script}, sort_keys=True)
+        key = json.dumps(settings_of(run), sort_keys=True)
         by_name[run.env_id, run.exp_name].setdefault(key, Group(run.env_id, run.exp_name, settings=key)).runs.append(run)
     groups = [group for same in by_name.values() for group in same.values()]
     for (env_id, name), same in by_name.items():

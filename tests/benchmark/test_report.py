@@ -507,6 +507,23 @@ def test_settings_decide_and_not_names_alone(tmp_path, report):
     assert all("tiny" not in r["algorithm"] for r in scored)
 
 
+def test_an_argument_that_a_run_did_not_have_yet(tmp_path, report):
+    """It counts as today's default, and not as a setting of its own."""
+    for seed in (1, 2, 3):
+        path = make_run(
+            tmp_path / "runs", "rac_sac", "Hopper-v4", seed, {5000: 10, 6000: 20}, beta_min=1e-2 if seed == 3 else 1e-7
+        )
+        if seed == 1:
+            config = json.loads((path / "config.json").read_text())
+            del config["args"]["beta_min"]
+            (path / "config.json").write_text(json.dumps(config))
+    rows = tables(report("runs")[2])[0]
+    assert {r["algorithm"]: r["seeds"] for r in rows if "paper only" not in r["algorithm"]} == {
+        "RAC-SAC [beta_min 1e-07]": "2",
+        "RAC-SAC [beta_min 0.01]": "1",
+    }
+
+
 def test_ablations_of_what_the_evaluation_follows(tmp_path, report):
     """eval_beta_max and eval_k_max are saved filled in; what is varied is train_beta_max and train_k_max alone."""
     root = tmp_path / "runs"

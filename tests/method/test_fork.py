@@ -55,4 +55,4 @@ def test_a_changed_layer_fails_once(tmp_path):
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 1
     assert "the critic has parameters that the tests do not know: 1.weight (24,)" in run.stdout
-    assert "\n1 failed" in run.stdout, run.stdout
+    assert "= 1 failed, " in run.stdout, run.stdout

@@ -2109,12 +2109,22 @@ def record_episode(args: Args, file: PolicyFile, folder: Path, name: str = "") -
     name = f"{name}step-{file.evaluation['step']}-{CONDITION}-{best:.4g}"
     try:
         env = FlatEnv(args.env_id, render_mode="rgb_array")
+        follow_the_body(env)
         film = gym.wrappers.RecordVideo(env, str(folder / "videos"), name_prefix=name, disable_logger=True)
         play_episodes([film], file.actor, best, seeds_for(args.seed, 0))
         film.close()
     except Exception as error:  # drivers, codecs and renderers fail in their own ways
         reason = f"{args.env_id} does not render images" if isinstance(error, NotImplementedError) else first_line(error)
         raise UserError(f"no video could be recorded: {reason}.") from None
+
+
+def follow_the_body(env: gym.Env) -> None:
+    """Film with the camera "track" of a MuJoCo model, where it has one; the one that Gymnasium 1.4 takes is soon left behind."""
+    renderer = getattr(env.unwrapped, "mujoco_renderer", None)
+    if renderer is not None and renderer.camera_id == -1:  # the environment names no camera of its own
+        cameras = [renderer.model.camera(number).name for number in range(renderer.model.ncam)]
+        if "track" in cameras:
+            renderer.camera_id = cameras.index("track")
 
 
 # Command line -------------------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ if sys.platform == "linux" and not os.environ.get("DISPLAY"):
     os.environ.setdefault("MUJOCO_GL", "egl")
 
 import gymnasium as gym
+import mujoco
 import numpy as np
 import tyro
 from PIL import Image, ImageDraw, ImageFont
@@ -53,6 +54,16 @@ def play(env: gym.Env, policy, beta: float, options: Options) -> tuple[list[np.n
     return frames, returns, terminated
 
 
+def follow_the_body(env: gym.Env) -> None:
+    """Gymnasium 1.4's camera stays where the episode began; let it go with the body."""
+    env.reset()
+    env.render()  # makes the camera
+    renderer = env.unwrapped.mujoco_renderer
+    renderer.camera_id = None  # leaves the camera as it is set here
+    renderer.viewer.cam.type = mujoco.mjtCamera.mjCAMERA_TRACKING
+    renderer.viewer.cam.trackbodyid = 1
+
+
 def labelled(frame: np.ndarray, lines: tuple[str, str], brightness: float) -> Image.Image:
     picture = Image.fromarray((frame * brightness).astype(np.uint8))
     draw = ImageDraw.Draw(picture, "RGBA")
@@ -85,6 +96,7 @@ def main() -> None:
     env_id = load_policy_file(options.policy).args.env_id
     try:
         env = gym.make(env_id, render_mode="rgb_array", width=options.width, height=options.height)
+        follow_the_body(env)
         episodes = [play(env, policy, beta, options) for beta in betas]
         env.close()
     except (gym.error.Error, TypeError, AttributeError, ImportError) as error:

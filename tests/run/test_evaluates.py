@@ -1,5 +1,6 @@
 """The policies that a run hands on: --evaluate, load_policy, files of the version before, videos, export."""
 
+import os
 import re
 import shlex
 import shutil
@@ -325,3 +326,19 @@ def test_videos(cli):
     assert table(result.stdout)
     assert messages(result.stderr) == []
     assert list((cli.run_dir / "videos").glob(f"evaluate-step-60-{CONDITIONS[cli.name]}-*.mp4"))
+
+
+@pytest.mark.slow
+def test_a_video_follows_the_body(monkeypatch):
+    """50 m from where the episode began a picture shows it: without its body it is another one."""
+    monkeypatch.setenv("MUJOCO_GL", os.environ.get("MUJOCO_GL", "egl"))
+    env = rac_sac.FlatEnv("Ant-v4", render_mode="rgb_array")
+    rac_sac.follow_the_body(env)
+    env.reset(seed=1)
+    model, data = env.unwrapped.model, env.unwrapped.data
+    env.unwrapped.set_state(data.qpos + 50 * (np.arange(model.nq) == 0), data.qvel)
+    with_body = env.render()
+    model.geom_rgba[model.geom_bodyid > 0] = 0
+    without = env.render()
+    env.close()
+    assert (with_body != without).any(-1).mean() > 0.01

@@ -135,8 +135,8 @@ def learning_curves(document: Document, groups: list[Group], paper: pd.DataFrame
     published, (marks, beyond) = published_curves(names), paper_marks(groups, paper)
     ends = {group.env_id: last_step(groups, group.env_id) for group in groups}
     caption = (
-        "Average return of the best policy: mean ± sample standard deviation over seeds; dotted where not all have come "
-        "yet; up to the last evaluation of the longest run."
+        "Average return of the best policy: mean ± sample standard deviation over seeds; dotted, where not all have come "
+        "yet, every seed by itself; up to the last evaluation of the longest run."
     )
     if any(key[0] in ends for key in published):
         caption += " Grey: published means ± std over seeds (benchmark/published), one deterministic policy."

@@ -62,7 +62,7 @@ def legend(figure, axes) -> None:
 
 
 def draw_curves(groups: list[Group], column: str, ylabel: str, order=None, published=None, marks=(), ends=None):
-    """mean ± std over seeds in a panel for each environment; dotted where not all seeds have come yet. None without data.
+    """mean ± std over seeds in a panel for each environment; dotted, where not all have come yet, every seed. None without data.
 
     order: labels whose places give the colours, so that figures agree; published: (environment, algorithm) -> curve, thin
     lines; marks: (group, step, mean, std), stars in the group's colour; ends: the last step shown, by environment.
@@ -79,12 +79,13 @@ def draw_curves(groups: list[Group], column: str, ylabel: str, order=None, publi
         stats = curve(group, column)
         whole = stats[stats["seeds"] == len(group.runs)]
         ax.plot(whole.index, whole["mean"], label=group.label, marker="o" if len(whole) == 1 else None, markersize=3, **look)
-        low, high = stats["mean"] - stats["std"], stats["mean"] + stats["std"]  # nothing where only one seed has come
-        ax.fill_between(stats.index, low, high, color=look["color"], alpha=0.18, lw=0)
-        rest = stats[stats.index >= whole.index[-1]] if len(whole) else stats
-        if len(rest) > 1 or not len(whole):
-            name = None if len(whole) else group.label
-            ax.plot(rest.index, rest["mean"], label=name, color=look["color"], linestyle=(0, (1, 3)), linewidth=1)
+        low, high = whole["mean"] - whole["std"], whole["mean"] + whole["std"]  # nothing where there is one seed
+        ax.fill_between(whole.index, low, high, color=look["color"], alpha=0.18, lw=0)
+        begin = whole.index[-1] if len(whole) else 0
+        alone = [run.eval[column].dropna().loc[begin:] for run in group.runs if column in run.eval]
+        for number, line in enumerate(line for line in alone if len(line) > 1 or not len(whole)):
+            name = None if len(whole) or number else group.label
+            ax.plot(line.index, line, label=name, color=look["color"], linestyle=(0, (1, 2)), linewidth=1)
         for marked, step, mean, std in marks:
             if marked is group:
                 ax.errorbar(step, mean, yerr=std, fmt="*", markersize=9, capsize=2, color=look["color"], clip_on=False)

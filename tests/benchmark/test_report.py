@@ -314,6 +314,18 @@ def test_young_runs_fill_the_axis(tmp_path):
     figures.plt.close(figure)
 
 
+def test_where_not_all_seeds_have_come_each_is_drawn_by_itself(tmp_path):
+    make_run(tmp_path, "rac_sac", "Hopper-v4", 1, {5000: 10, 6000: 20})
+    make_run(tmp_path, "rac_sac", "Hopper-v4", 2, {5000: 30, 6000: 40, 6500: 70, 7000: 80})
+    make_run(tmp_path, "rac_sac", "Hopper-v4", 3, {5000: 50, 6000: 60, 7000: 100})
+    groups = grouping.group_runs(runs.find_runs([tmp_path], said := runs.Warnings()), said)
+    figure = figures.draw_curves(groups, "eval/best_return", "return")
+    mean, *alone = [line.get_xydata().tolist() for line in figure.axes[0].lines]
+    assert mean == [[5000, 30], [6000, 40]]
+    assert alone == [[[6000, 40], [6500, 70], [7000, 80]], [[6000, 60], [7000, 100]]]
+    figures.plt.close(figure)
+
+
 def test_algorithms_of_main_look_different(tmp_path):
     for name in experiments.EXPERIMENTS["main"][1]:
         script = experiments.VARIANTS[name][1].split("/")[-1].removesuffix(".py")

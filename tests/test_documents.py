@@ -27,7 +27,8 @@ def anchors(path: Path) -> set[str]:
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_links_and_figures_exist(name):
     path = ROOT / name
-    for target in re.findall(r"\]\(([^)\s]+)\)", text_of(path)):
+    pictures = re.findall(r'(?:src|srcset)="([^"]+)"', text_of(path))
+    for target in [*re.findall(r"\]\(([^)\s]+)\)", text_of(path)), *pictures]:
         if re.match(r"https?://|mailto:", target):
             continue
         file, _, anchor = target.partition("#")

@@ -15,13 +15,12 @@ if sys.platform == "linux" and not os.environ.get("DISPLAY"):
     os.environ.setdefault("MUJOCO_GL", "egl")
 
 import gymnasium as gym
-import mujoco
 import numpy as np
 import tyro
 from PIL import Image, ImageDraw, ImageFont
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from rac_sac import UserError, first_line, load_policy, load_policy_file
+from rac_sac import UserError, first_line, follow_the_body, load_policy, load_policy_file
 
 GREY_OF_ONE_THAT_FELL = 0.45  # the brightness of the last picture of an episode that has ended
 
@@ -52,16 +51,6 @@ def play(env: gym.Env, policy, beta: float, options: Options) -> tuple[list[np.n
             frames.append(env.render())
             returns.append(total)
     return frames, returns, terminated
-
-
-def follow_the_body(env: gym.Env) -> None:
-    """Gymnasium 1.4's camera stays where the episode began; let it go with the body."""
-    env.reset()
-    env.render()  # makes the camera
-    renderer = env.unwrapped.mujoco_renderer
-    renderer.camera_id = None  # leaves the camera as it is set here
-    renderer.viewer.cam.type = mujoco.mjtCamera.mjCAMERA_TRACKING
-    renderer.viewer.cam.trackbodyid = 1
 
 
 def labelled(frame: np.ndarray, lines: tuple[str, str], brightness: float) -> Image.Image:

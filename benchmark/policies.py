@@ -16,16 +16,16 @@ import numpy as np
 import tyro
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from rac_sac import FlatEnv, UserError, load_policy_file, play_episodes, seeds_for
+from rac_sac import FlatEnv, PolicyFile, UserError, load_policy_file, play_episodes, seeds_for
 
 POLICIES = Path(__file__).resolve().parent.parent / "policies"
+EPISODES = 10  # as many as rac_sac.py --evaluate plays, and the same
 
 
 @dataclass
 class Options:
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
     out: Path = POLICIES  # gets <env_id>.pt of each run
-    episodes: int = 10  # the same as those of rac_sac.py --evaluate
 
 
 class Episodes(NamedTuple):
@@ -34,35 +34,56 @@ class Episodes(NamedTuple):
     seconds: np.ndarray  # (E,) of simulation
 
 
-def play(path: Path, seeds: list[int]) -> Episodes:
-    """Episodes of a family's best member, as rac_sac.py --evaluate plays them."""
-    file = load_policy_file(path)
+def play(file: PolicyFile, seeds: list[int]) -> Episodes:
+    """An episode for each seed, by a family's best member; UserError where the environment does not play or is not MuJoCo's."""
     envs = [FlatEnv(file.args.env_id) for _ in seeds]
     returns, faults = play_episodes(envs, file.actor, file.evaluation["best_beta"], seeds)
     if faults:
-        raise UserError(f"{path}: {faults[0]}.")
-    ends = np.array([(env.unwrapped.data.qpos[0], env.unwrapped.data.time) for env in envs])
-    return Episodes(returns, *ends.T)
+        raise UserError(f"{file.args.env_id}: {faults[0]}.")
+    try:
+        ends = [(env.unwrapped.data.qpos[0], env.unwrapped.data.time) for env in envs]
+    except AttributeError:
+        raise UserError(f"{file.args.env_id} is not one of MuJoCo's; its distance is not known here.") from None
+    distances, seconds = np.array(ends).T
+    return Episodes(returns, distances, seconds)
 
 
-def row(run: Path, options: Options) -> str:
-    """The row of the table in policies/README.md."""
-    path = run / "best_policy.pt"
-    args, evaluation = load_policy_file(path).args, load_policy_file(path).evaluation
-    played = play(path, seeds_for(args.seed, 1, 0, options.episodes))
-    config = json.loads((run / "config.json").read_text())
-    shutil.copy(path, options.out / f"{args.env_id}.pt")
-    return (
-        f"| {args.env_id} | {run.name} | {evaluation['step']:,} | {evaluation['best_beta']:.2f} | "
-        f"{played.returns.mean():,.0f} ± {played.returns.std():,.0f} | {played.distances.mean():.1f} | "
-        f"{played.seconds.mean():.1f} | {config['git_commit'][:7]} | {config['script_sha256'][:12]} |"
+def origin_of(run: Path) -> tuple[str, str]:
+    """The commit and the script's SHA-256 that a run has noted, shortened; UserError where it has noted none."""
+    try:
+        config = json.loads((run / "config.json").read_text())
+        return config["git_commit"][:7], config["script_sha256"][:12]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(f"{run} has no config.json that names a commit and a script's SHA-256.") from None
+
+
+def row(run: Path, file: PolicyFile) -> str:
+    """A run's row of the table in policies/README.md."""
+    played = play(file, seeds_for(file.args.seed, 1, 0, EPISODES))
+    commit, sha256 = origin_of(run)
+    cells = (
+        file.args.env_id,
+        run.name,
+        f"{file.evaluation['step']:,}",
+        f"{file.evaluation['best_beta']:.2f}",
+        f"{played.returns.mean():,.0f} ± {played.returns.std():,.0f}",
+        f"{played.distances.mean():.1f}",
+        f"{played.seconds.mean():.1f}",
+        commit,
+        sha256,
     )
+    return f"| {' | '.join(cells)} |"
 
 
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
     for run in options.runs:
-        print(row(run, options))
+        path = run / "best_policy.pt"
+        file = load_policy_file(path)
+        print(row(run, file))
+        kept = options.out / f"{file.args.env_id}.pt"
+        shutil.copy(path, kept.with_suffix(".tmp"))
+        kept.with_suffix(".tmp").replace(kept)
 
 
 if __name__ == "__main__":

@@ -31,8 +31,29 @@ def test_a_policy_does_what_its_row_states(env_id):
     """Three episodes that its row is not of: over 0.8 of the return, and forward; standing still is not walking."""
     path = FOLDER / f"{env_id}.pt"
     step, beta, score, _, distance, _ = rows()[env_id]
-    evaluation = rac_sac.load_policy_file(path).evaluation
-    assert (evaluation["step"], round(evaluation["best_beta"], 2)) == (step, beta)
-    played = policies.play(path, [101, 102, 103])
+    file = rac_sac.load_policy_file(path)
+    assert (file.evaluation["step"], round(file.evaluation["best_beta"], 2)) == (step, beta)
+    played = policies.play(file, [101, 102, 103])
     assert played.returns.mean() > 0.8 * score
     assert played.distances.mean() > 0.5 * distance > 0
+
+
+def test_a_run_is_copied_and_its_row_printed(tmp_path, monkeypatch, capsys):
+    """With two episodes in place of ten; the row can be read as those of the table are."""
+    run = ROOT / "benchmark/results/to_100000/Walker2d-v4__rac_sac__4"
+    monkeypatch.setattr(policies, "EPISODES", 2)
+    monkeypatch.setattr(sys, "argv", ["policies.py", str(run), "--out", str(tmp_path)])
+    policies.main()
+    printed = re.match(ROW, capsys.readouterr().out)
+    assert printed["env_id"] == "Walker2d-v4"
+    assert printed["run"] == run.name
+    assert (tmp_path / "Walker2d-v4.pt").read_bytes() == (run / "best_policy.pt").read_bytes()
+    assert [path.name for path in tmp_path.iterdir()] == ["Walker2d-v4.pt"]
+
+
+def test_what_has_no_row():
+    """A directory that is no run, and an environment without a distance."""
+    with pytest.raises(rac_sac.UserError, match=r"no config\.json"):
+        policies.origin_of(FOLDER)
+    with pytest.raises(rac_sac.UserError, match="not one of MuJoCo's"):
+        policies.play(rac_sac.load_policy_file(ROOT / "tests/run/data/policy_of_format_3.pt"), [1])

@@ -82,10 +82,10 @@ def draw_curves(groups: list[Group], column: str, ylabel: str, order=None, publi
         low, high = whole["mean"] - whole["std"], whole["mean"] + whole["std"]  # nothing where there is one seed
         ax.fill_between(whole.index, low, high, color=look["color"], alpha=0.18, lw=0)
         begin = whole.index[-1] if len(whole) else 0
-        alone = [run.eval[column].dropna().loc[begin:] for run in group.runs if column in run.eval]
-        for number, line in enumerate(line for line in alone if len(line) > 1 or not len(whole)):
-            name = None if len(whole) or number else group.label
-            ax.plot(line.index, line, label=name, color=look["color"], linestyle=(0, (1, 2)), linewidth=1)
+        for run in group.runs:
+            alone = run.eval[column].dropna().loc[begin:] if column in run.eval else ()
+            if len(alone) > 1:
+                ax.plot(alone.index, alone, color=look["color"], linestyle=(0, (1, 2)), linewidth=1)
         for marked, step, mean, std in marks:
             if marked is group:
                 ax.errorbar(step, mean, yerr=std, fmt="*", markersize=9, capsize=2, color=look["color"], clip_on=False)

@@ -370,7 +370,7 @@ FEWER_KERNELS = {"combo_kernels": True, "split_reductions": False, "force_pointw
 
 
 # The family of policies ---------------------------------------------------------------------------------------------------------
-REPLAY_CAPACITY = {"Humanoid": 300_000, "Walker2d": 100_000, "Ant": 200_000}  # others 1 000 000
+REPLAY_CAPACITY = {"Humanoid": 300_000, "Walker2d": 100_000, "Ant": 200_000}  # others 1_000_000
 
 
 def check_own_args(args: Args, name: str) -> None:

@@ -448,7 +448,7 @@ FEWER_KERNELS = {"combo_kernels": True, "split_reductions": False, "force_pointw
 
 
 # The policy ---------------------------------------------------------------------------------------------------------------------
-REPLAY_CAPACITY: dict[str, int] = {}  # all 1 000 000
+REPLAY_CAPACITY: dict[str, int] = {}  # all 1_000_000
 BETA = {"Humanoid": 0.2, "Ant": 0.2, "Hopper": 0.2}  # others 0.3
 
 

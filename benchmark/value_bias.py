@@ -6,7 +6,7 @@
 Of each snapshot the policy that was best in its evaluation is measured: it collects state-action pairs, some of them are chosen,
 and from each Monte-Carlo continuations give the return that Q should have predicted. Rows are added to bias.csv in the run
 directory as they are measured. The same command goes on; one of other sizes begins anew and keeps the old file by another name.
-The script is the one that the run has kept. At the paper's sizes a snapshot takes up to 600 000 environment steps.
+The script is the one that the run has kept. At the paper's sizes a snapshot takes up to 600,000 environment steps.
 """
 
 import csv

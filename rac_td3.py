@@ -733,6 +733,9 @@ def run_loop(run: "Run", stopped_by) -> None:
             run.save()
 
 
+LONG_EPISODE = 10_000  # environment steps; evaluations of an environment without a time limit never end
+
+
 @dataclasses.dataclass
 class State:
     """Where a run stands, beside its tensors."""
@@ -880,15 +883,21 @@ class Run:
         if saved:
             restore(self.learner, saved, self.run_dir)
 
+    @property
+    def bar_name(self) -> str:
+        """What the bar begins with; short, or else the last evaluation would not fit into 80 columns."""
+        return self.args.env_id[:20]
+
     def start_bar(self) -> None:
         """The progress bar. In the random start it shows no time left, of which random steps say nothing."""
+        tell(f"run directory: {self.shown_dir}")
         self.bar = tqdm(
             total=self.args.total_timesteps,
             initial=self.state.step,
             unit="step",
             dynamic_ncols=True,
             smoothing=0,  # the average speed since learning began, or since resuming
-            desc=self.run_dir.name[:40],
+            desc=self.bar_name,
             mininterval=0.5 if sys.stderr.isatty() else 30,
             bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}, {rate_fmt}{postfix}]",
         )
@@ -904,10 +913,9 @@ class Run:
 
     def prepare(self) -> None:
         """Compile and capture before the first step; what fails is turned off, for good, and what is left is tried."""
-        name = self.run_dir.name[:40]
         ready = False
         while not ready and not self.stopped_by:
-            self.bar.set_description_str("compiling the updates (10 to 60 s)" if self.args.compile else name)
+            self.bar.set_description_str("compiling the updates (10 to 60 s)" if self.args.compile else self.bar_name)
             try:
                 self.learner.warm_up()
                 ready = True
@@ -917,7 +925,7 @@ class Run:
                     self.learner.do_without(failure.flag)
                     self.keep_script()
             finally:
-                self.bar.set_description_str(name)
+                self.bar.set_description_str(self.bar_name)
 
     def begin_episode(self) -> None:
         """Reset with a seed of the episode's own; the actions of an episode that is resumed are repeated."""
@@ -941,6 +949,8 @@ class Run:
         self.actions.append(action)
         self.obs = next_obs
         self.bar.update()
+        if self.state.episode == 0 and len(self.actions) == LONG_EPISODE:
+            tell(f"the first episode has lasted {LONG_EPISODE:,} steps; an evaluation waits until each of its episodes ends")
 
     def seconds(self) -> float:
         """Wall seconds of the run, over all of its processes."""
@@ -1032,7 +1042,7 @@ class Run:
         while len(self.evaluator.pending) > at_most and not self.stopped_by:
             self.bar.set_description_str(text)
             self.collect(1.0)
-        self.bar.set_description_str(self.run_dir.name[:40], refresh=False)
+        self.bar.set_description_str(self.bar_name, refresh=False)
 
     def identity(self) -> dict:
         """What every file of the run says of it."""
@@ -1519,7 +1529,10 @@ def make_env(env_id: str, disable_env_checker: bool, options: dict) -> gym.Env:
         with errors_of(env_id, "__init__"):
             return gym.make(env_id, disable_env_checker=disable_env_checker, **options)
     except (gym.error.Error, ImportError, NotImplementedError, TypeError, ValueError, AttributeError, AssertionError) as error:
-        raise UserError(f"cannot make the environment {env_id!r}: {first_line(error)}") from None
+        reason = first_line(error)
+        if isinstance(error, ModuleNotFoundError):
+            reason = f"{reason.rstrip('.')}; install it, or set PYTHONPATH to its folder."
+        raise UserError(f"cannot make the environment {env_id!r}: {reason}") from None
     finally:
         gym.logger.min_level = level
 
@@ -1836,7 +1849,7 @@ def read_file(path: Path, formats: tuple[int, ...], mmap: bool = False) -> dict:
         if not (isinstance(script, str) and isinstance(file_format, int) and isinstance(content["args"], dict)):
             raise damaged
     except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f"{path} does not exist; give the directory of a run, or a policy file to evaluate.") from None
+        raise UserError(f"{path} does not exist; give the directory of a run, or to --evaluate a policy file.") from None
     except Exception:
         raise damaged from None
     if script != SCRIPT:
@@ -2081,6 +2094,7 @@ def print_evaluation(path: Path) -> None:
     The policy that was best in training is marked: its return here is free of the maximum's upward bias. evaluate.csv is
     written beside the policy of a run directory, not beside a file that is given by itself.
     """
+    shown = path if path.is_dir() else path.parent
     path = path.absolute()  # an environment may change the current directory
     file = load_policy_file(path)
     asked = tyro.cli(Args, default=dataclasses.replace(file.args, evaluate=str(path)))
@@ -2110,7 +2124,7 @@ def print_evaluation(path: Path) -> None:
     if args.capture_video:
         folder = path if path.is_dir() else path.parent
         record_episode(args, file, folder, "evaluate-")
-        print_lines(f"recorded {CONDITION} {best:.4g} in {folder.name}/videos")
+        print_lines(f"recorded {CONDITION} {best:.4g} in {shown / 'videos'}")
 
 
 def check_plays_in(file: PolicyFile, env: FlatEnv, path: Path) -> None:

@@ -344,9 +344,10 @@ def without_wall_clock(path: Path) -> list[str]:
 
 
 def messages(stderr: str) -> list[str]:
-    """What was written to stderr beside the progress bar and what depends on the processor, the hint at a faster precision."""
+    """What was written to stderr beside what every run writes: its directory, the bar, on some processors a hint at precision."""
+    usual = re.compile(r"\d+%\||^--matmul-precision medium|^run directory: ")
     lines = [line for part in stderr.split("\n") for line in part.split("\r")]
-    return [line.strip() for line in lines if line.strip() and not re.search(r"\d+%\||^--matmul-precision medium", line)]
+    return [line.strip() for line in lines if line.strip() and not usual.search(line)]
 
 
 def last_step(path: Path) -> int:

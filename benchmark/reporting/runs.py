@@ -182,6 +182,9 @@ def find_runs(paths, warnings: Warnings) -> list[Run]:
 
     everything = []
     for path in paths:
+        if path.is_file():  # of runs/*, which has the grid's logs too
+            warnings.add(f"{path} is a file, not a run directory: left out.")
+            continue
         if not path.is_dir():
             raise UserError(f"{path} is not a directory; give run directories, or folders that hold them.")
         runs = search(path)

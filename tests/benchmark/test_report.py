@@ -769,9 +769,13 @@ def test_nothing_to_report(tmp_path, report):
     assert err.splitlines()[-1] == "error: there is no run that can be reported on; give run directories with an eval.csv."
     _, err, _ = report("nowhere", code=2)
     assert err.startswith("error: nowhere is not a directory")
-    make_run(tmp_path / "runs", "rac_sac", "Hopper-v4", 1, {1000: 5})
+    run_dir = make_run(tmp_path / "runs", "rac_sac", "Hopper-v4", 1, {1000: 5})
     _, err, _ = report("runs", "--published", "PPO", code=2)
     assert err.startswith("error: there is no published curve of PPO; there are those of SAC, REDQ, ")
+    log = run_dir.with_suffix(".log")  # as the grid writes it beside a run
+    log.touch()
+    _, err, _ = report(str(log), str(run_dir))
+    assert err.startswith(f"warning: {log} is a file, not a run directory")
 
 
 @pytest.mark.filterwarnings("ignore:Pydantic V1 style")

@@ -7,12 +7,12 @@ import zipfile
 
 import pytest
 import torch
-from conftest import checkpoint_of, every_script, files_in, sentence_of
+from conftest import ROOT, checkpoint_of, every_script, files_in, sentence_of
 
 WRONG = [
     (["--env-id", "Hoper-v4"], r"'Hoper-v4'.*Hopper"),
     (["--env-id", "Ant-v9"], r"'Ant-v9'.*v5"),
-    (["--env-id", "no_such_module:Ant-v5"], r"no_such_module"),
+    (["--env-id", "no_such_module:Ant-v5"], r"No module named .no_such_module.*PYTHONPATH"),
     (["--utd", "0"], r"utd is 0; .*greater than 0"),
     (["--num-critics", "1"], r"num_critics is 1; .*2"),
     (["--gamma", "1.5"], r"gamma is 1.5; .*1"),
@@ -34,6 +34,7 @@ WRONG = [
     (["--hidden-dim", "1000000"], r"3 critics with hidden_dim 1000000 .* cpu; choose"),
     (["--num-critics", "100000000"], r"100000000 critics with hidden_dim 8 .* cpu; choose"),
     (["--resume", "nowhere"], r"nowhere/checkpoint.pt does not exist"),
+    (["--resume", str(ROOT / "policies/Ant-v4.pt")], r"Ant-v4.pt/checkpoint.pt does not exist; .*--evaluate"),
     (["--resume", ""], r"checkpoint.pt does not exist"),
     (["--evaluate", "nowhere"], r"nowhere does not exist"),
     (["--evaluate", "."], r"policy.pt does not exist"),

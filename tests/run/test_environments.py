@@ -243,6 +243,15 @@ def test_a_non_finite_number_at_the_first_observation_of_an_evaluation(cli, toy)
     assert float(read_rows(cli.run_dir / "eval.csv")[0]["eval/best_return"]) == 0
 
 
+def test_a_long_first_episode_is_named_once(cli, toy):
+    """Its length says that an evaluation may never end."""
+    cli.monkeypatch.setattr(rac_sac, "LONG_EPISODE", 7)
+    (line,) = messages(cli.call("--env-id", toy(), *cli.brief).stderr)
+    assert line.startswith("the first episode has lasted 7 steps")
+    cli.monkeypatch.setattr(rac_sac, "LONG_EPISODE", 8)  # longer than any
+    assert messages(cli.call("--env-id", toy(), *cli.brief, "--run-name", "another").stderr) == []
+
+
 def test_warnings_of_mujoco_are_said_once_and_counted(cli, toy):
     """Ten in training, and one in each of the 18 evaluated episodes."""
 

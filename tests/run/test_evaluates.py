@@ -324,6 +324,7 @@ def test_videos(cli):
     assert b"ftyp" in video.read_bytes()[:16]
     result = cli.run("--evaluate", cli.run_dir, "--capture-video", "--eval-workers", "1")
     assert table(result.stdout)
+    assert result.stdout.endswith(f" in {cli.run_dir}/videos\n")
     assert messages(result.stderr) == []
     assert list((cli.run_dir / "videos").glob(f"evaluate-step-60-{CONDITIONS[cli.name]}-*.mp4"))
 

@@ -204,7 +204,8 @@ def test_the_screen(cli, finished):
 
 def test_the_bar(whole):
     """Steps, steps per second, evaluation and time left; in the random start no time left, of which random steps say nothing."""
-    _, _, stderr = whole
+    run_dir, _, stderr = whole
+    assert stderr.count(f"run directory: runs/{run_dir.name}\n") == 1
     bars = [part for part in stderr.replace("\r", "\n").splitlines() if "step/s" in part]
     assert "500/500" in bars[-1]
     assert "evaluated" in bars[-1]

@@ -1,4 +1,4 @@
-"""Prints the table of two_details.md: mean best return from step 10,000 on, of three variants of rac_sac.py on Hopper-v4, by seed."""
+"""Prints the table of two_details.md: mean best return from step 10,000 on, by seed, of three variants of rac_sac.py."""
 
 from pathlib import Path
 

@@ -13,8 +13,9 @@ for path in sorted(RUNS.glob("*/eval.csv")):
     returns = pd.read_csv(path, index_col="global_step")["eval/best_return"]
     scores.setdefault(variant, {})[int(seed)] = returns.loc[10_000:].mean()
 
-table = pd.DataFrame(scores)  # a row for each seed
-print(table.round(0).to_markdown(floatfmt=".0f"))
+table = pd.DataFrame(scores)[[BASE, *sorted(set(scores) - {BASE})]].dropna()  # a row for each seed that all variants have
+summary = pd.DataFrame({"mean": table.mean(), "std": table.std()}).T
+print(pd.concat([table, summary]).to_markdown(floatfmt=".0f"))
 for variant in table.columns.drop(BASE):
     pair = table[[BASE, variant]]
     difference = pair[variant].mean() - pair[BASE].mean()

@@ -13,11 +13,11 @@ for path in sorted(RUNS.glob("*/eval.csv")):
     returns = pd.read_csv(path, index_col="global_step")["eval/best_return"]
     scores.setdefault(variant, {})[int(seed)] = returns.loc[10_000:].mean()
 
-table = pd.DataFrame(scores)[[BASE, *sorted(set(scores) - {BASE})]].dropna()  # a row for each seed that all variants have
+table = pd.DataFrame(scores)[[BASE, *sorted(set(scores) - {BASE})]]  # a row for each seed
 summary = pd.DataFrame({"mean": table.mean(), "std": table.std()}).T
 print(pd.concat([table, summary]).to_markdown(floatfmt=".0f"))
 for variant in table.columns.drop(BASE):
-    pair = table[[BASE, variant]]
+    pair = table[[BASE, variant]].dropna()  # the seeds that both have
     difference = pair[variant].mean() - pair[BASE].mean()
     standard_error = (pair.var() / pair.count()).sum() ** 0.5
-    print(f"{variant} - {BASE}: {difference:.0f}, standard error {standard_error:.0f}")
+    print(f"{variant} - {BASE}: {difference:.0f}, standard error {standard_error:.0f}, {len(pair)} seeds")

@@ -213,21 +213,14 @@ class Critic(nn.Sequential):
         return super().forward(inputs).squeeze(2)
 
 
-def linear(in_features: int, out_features: int) -> nn.Linear:
-    """A linear layer with PyTorch's default weights, U(+-1/sqrt(in)), and zero bias."""
-    layer = nn.Linear(in_features, out_features)
-    nn.init.zeros_(layer.bias)
-    return layer
-
-
 class Actor(nn.Module):
     """The policy pi(a | s, beta): mean and log standard deviation of a Gaussian that tanh squashes into [-1, 1]."""
 
     def __init__(self, obs_dim: int, action_dim: int, hidden_dim: int):
         super().__init__()
-        self.body = nn.Sequential(linear(obs_dim + 1, hidden_dim), nn.ReLU(), linear(hidden_dim, hidden_dim), nn.ReLU())
-        self.mean = linear(hidden_dim, action_dim)
-        self.log_std = linear(hidden_dim, action_dim)
+        self.body = nn.Sequential(nn.Linear(obs_dim + 1, hidden_dim), nn.ReLU(), nn.Linear(hidden_dim, hidden_dim), nn.ReLU())
+        self.mean = nn.Linear(hidden_dim, action_dim)
+        self.log_std = nn.Linear(hidden_dim, action_dim)
 
     def forward(self, obs: torch.Tensor, log_beta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """obs (B, O), log_beta (B, 1) -> mean (B, A), log_std (B, A) clamped to [-10, 2]."""
@@ -244,7 +237,6 @@ class Temperature(nn.Module):
         self.log_alpha = math.log(max(args.alpha, 1e-45))  # fixed
         if args.autotune and args.temperature_network:
             self.log_alpha = args.initial_log_alpha
-            # PyTorch's default biases, not zeros: with log beta < 0 half of the units would never be active.
             self.network = nn.Sequential(nn.Linear(1, 64), nn.ReLU(), nn.Linear(64, 1))
         elif args.autotune:
             self.log_alpha = nn.Parameter(torch.tensor(args.initial_log_alpha))

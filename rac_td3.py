@@ -195,20 +195,13 @@ class Critic(nn.Sequential):
         return super().forward(inputs).squeeze(2)
 
 
-def linear(in_features: int, out_features: int) -> nn.Linear:
-    """A linear layer with PyTorch's default weights, U(+-1/sqrt(in)), and zero bias."""
-    layer = nn.Linear(in_features, out_features)
-    nn.init.zeros_(layer.bias)
-    return layer
-
-
 class Actor(nn.Sequential):
     """The deterministic policy pi(s, beta)."""
 
     def __init__(self, obs_dim: int, action_dim: int, hidden_dim: int):
-        first = linear(obs_dim + 1, hidden_dim)
-        second = linear(hidden_dim, hidden_dim)
-        super().__init__(first, nn.ReLU(), second, nn.ReLU(), linear(hidden_dim, action_dim), nn.Tanh())
+        first = nn.Linear(obs_dim + 1, hidden_dim)
+        second = nn.Linear(hidden_dim, hidden_dim)
+        super().__init__(first, nn.ReLU(), second, nn.ReLU(), nn.Linear(hidden_dim, action_dim), nn.Tanh())
 
     def forward(self, obs: torch.Tensor, log_beta: torch.Tensor) -> torch.Tensor:
         """obs (B, O), log_beta (B, 1) -> action (B, A) in [-1, 1]."""

@@ -15,8 +15,8 @@ CHANGES = {  # the text of rac_sac.py, what a fork makes of it, and what the tes
         r"the critic has parameters that the tests do not know: 1\.weight \(24,\), 1\.bias \(24,\), 3\.weight",
     ),
     "another width": (
-        "self.mean = linear(hidden_dim, action_dim)",
-        "self.mean = linear(hidden_dim, 2 * action_dim)",
+        "self.mean = nn.Linear(hidden_dim, action_dim)",
+        "self.mean = nn.Linear(hidden_dim, 2 * action_dim)",
         r"the actor has parameters that the tests do not know: mean\.weight \(6, 24\), mean\.bias \(6,\)",
     ),
     "a layer less": (

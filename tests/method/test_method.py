@@ -349,7 +349,10 @@ def test_members_are_independent(method):
 
 
 def test_initialisation(method):
-    """U(+-1/sqrt(fan-in)) with the fan-in of one member, members apart, biases zero; targets begin as the critics."""
+    """U(+-1/sqrt(fan-in)) with the fan-in of one member, members apart; biases: the actor's as its weights, the critics' zero.
+
+    Targets begin as the critics.
+    """
     learner = method.learner(hidden_dim=256, num_critics=6)
     exact = method.exact(learner)
     for name, weight in exact.critic.items():
@@ -361,17 +364,16 @@ def test_initialisation(method):
         assert weight.std().item() == pytest.approx(bound / np.sqrt(3), rel=0.05), name
         assert len({member.sum().item() for member in weight}) == 6, name
     for name, weight in exact.actor.items():
-        if "bias" in name:
-            assert not weight.any(), name
-            continue
-        bound = 1 / np.sqrt(weight.shape[1])
-        assert 0.98 * bound < weight.abs().max() <= bound, name
+        bound = 1 / np.sqrt(exact.actor[name.replace("bias", "weight")].shape[1])
+        spread = 0.98 if weight.numel() >= 256 else 0.1  # few draws may all be small
+        assert spread * bound < weight.abs().max() <= bound, name
+        assert len(weight.unique()) > 0.9 * weight.numel(), name
     assert all(torch.equal(weight, exact.target[name]) for name, weight in exact.critic.items())
 
 
 @pytest.mark.kinds("sac", "itm")
 def test_initial_biases_of_the_temperature_network(method):
-    """The exception: PyTorch's own, for with zeros half of the units would never be active."""
+    """As PyTorch's linear layers begin: with zeros half of the units would never be active."""
     biases = method.exact(method.learner()).temperature["network.0.bias"]
     assert len(biases.unique()) == 64
     assert biases.abs().max() <= 1

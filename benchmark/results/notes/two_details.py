@@ -1,11 +1,11 @@
-"""Prints the table of two_details.md: mean best return from step 10,000 on, by seed, of three variants of rac_sac.py."""
+"""Prints the numbers of two_details.md: mean best return from step 10,000 on, by seed and variant, and the differences."""
 
 from pathlib import Path
 
 import pandas as pd
 
 RUNS = Path(__file__).parent.parent / "two_details"
-BASE = "rac_sac"
+NEITHER, BIASES, BOUND, BOTH = "rac_sac", "actor_default_biases", "bounded_log_prob", "both_details"
 
 scores: dict[str, dict[int, float]] = {}
 for path in sorted(RUNS.glob("*/eval.csv")):
@@ -13,11 +13,21 @@ for path in sorted(RUNS.glob("*/eval.csv")):
     returns = pd.read_csv(path, index_col="global_step")["eval/best_return"]
     scores.setdefault(variant, {})[int(seed)] = returns.loc[10_000:].mean()
 
-table = pd.DataFrame(scores)[[BASE, *sorted(set(scores) - {BASE})]]  # a row for each seed
-summary = pd.DataFrame({"mean": table.mean(), "std": table.std()}).T
-print(pd.concat([table, summary]).to_markdown(floatfmt=".0f"))
-for variant in table.columns.drop(BASE):
-    pair = table[[BASE, variant]].dropna()  # the seeds that both have
-    difference = pair[variant].mean() - pair[BASE].mean()
-    standard_error = (pair.var() / pair.count()).sum() ** 0.5
-    print(f"{variant} - {BASE}: {difference:.0f}, standard error {standard_error:.0f}, {len(pair)} seeds")
+table = pd.DataFrame({variant: scores[variant] for variant in (NEITHER, BIASES, BOUND, BOTH) if variant in scores})
+summary = pd.DataFrame({"mean": table.mean(), "std": table.std(), "seeds": table.count()}).T
+print(pd.concat([table.sort_index(), summary]).to_markdown(floatfmt=".0f"))
+
+
+def show(what: str, weights: dict[str, float]) -> None:
+    """A weighted sum of the variants' means, its standard error, and their ratio."""
+    difference = sum(weight * table[variant].mean() for variant, weight in weights.items())
+    error = sum(weight**2 * table[variant].var() / table[variant].count() for variant, weight in weights.items()) ** 0.5
+    print(f"{what}: {difference:.0f}, standard error {error:.0f}, ratio {difference / error:.1f}")
+
+
+print()
+for variant in table.columns.drop(NEITHER):
+    show(f"{variant} - {NEITHER}", {variant: 1, NEITHER: -1})
+if BOTH in table:
+    show("biases, with and without the bound", {BIASES: 0.5, BOTH: 0.5, NEITHER: -0.5, BOUND: -0.5})
+    show("the bound, with and without the biases", {BOUND: 0.5, BOTH: 0.5, NEITHER: -0.5, BIASES: -0.5})

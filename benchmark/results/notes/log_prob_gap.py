@@ -1,0 +1,39 @@
+"""How far the two log-probabilities of two_details.md are apart where the policies of finished runs of rac_sac.py act.
+
+    python benchmark/results/notes/log_prob_gap.py runs/NAME ...
+
+For 20,000 states of a run's replay, each with a beta as in training and a sampled action tanh(u): the gap |exact - bounded|, then
+the gap times the temperature, which is what enters targets, and |u|.
+"""
+
+import math
+import sys
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+sys.path.insert(0, str(Path(__file__).parents[3]))
+import rac_sac
+
+STATES = 20_000
+
+print("| run | mean gap | times temperature: mean | largest | share of abs(u) > 6 |\n|---|---|---|---|---|")
+for run in map(Path, sys.argv[1:]):
+    checkpoint = torch.load(run / "checkpoint.pt", weights_only=True)
+    args, replay, obs_dim = rac_sac.Args(**checkpoint["args"]), checkpoint["replay"], checkpoint["obs_dim"]
+    actor = rac_sac.load_policy(run / "policy.pt").actor
+    temperature = rac_sac.Temperature(args)
+    mine = {name: tensor for name, tensor in checkpoint["tensors"].items() if name.startswith("temperature.")}
+    temperature.load_state_dict({name.removeprefix("temperature."): tensor for name, tensor in mine.items()})
+
+    generator = torch.Generator().manual_seed(0)
+    obs = replay[torch.randint(len(replay), (STATES,), generator=generator), :obs_dim]
+    beta = args.beta_min + (args.train_beta_max - args.beta_min) * torch.rand(STATES, 1, generator=generator)
+    with torch.inference_mode():
+        mean, log_std = actor(obs, beta.log())
+        alpha = temperature(beta.log()).exp()
+    u = mean + log_std.exp() * torch.randn(mean.shape, generator=generator)
+    gap = ((1 - u.tanh().square() + 1e-7).log() - 2 * (math.log(2) - u - F.softplus(-2 * u))).sum(1).abs()
+    seen = f"{gap.mean():.0e} | {(alpha * gap).mean():.0e} | {(alpha * gap).max():.1g} | {(u.abs() > 6).float().mean():.2%}"
+    print(f"| {run.name} | {seen} |")

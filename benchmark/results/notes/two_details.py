@@ -1,4 +1,4 @@
-"""Prints the numbers of two_details.md: mean best return from step 10,000 on, by seed and variant, and the differences."""
+"""Prints the returns of two_details.md, the mean best return from step 10,000 on by seed and variant, and their differences."""
 
 from pathlib import Path
 

@@ -3,9 +3,15 @@
 import ast
 import contextlib
 import functools
+import math
 from pathlib import Path
 
 from experiments import ROOT
+
+
+def split_words(words: list[str] | tuple[str, ...]) -> list[str]:
+    """--utd=5 as two words."""
+    return [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
 
 
 def given(flags: str | list[str]) -> dict[str, str]:
@@ -18,6 +24,15 @@ def given(flags: str | list[str]) -> dict[str, str]:
         else:
             found[name.removeprefix("no_")] = str(not name.startswith("no_"))
     return found
+
+
+def canonical(value: str) -> str:
+    """A number as Python writes it, so that 3e-4 and 0.0003, or 50_000 and 50000, are one setting; other words as they are."""
+    with contextlib.suppress(ValueError, SyntaxError):
+        number = ast.literal_eval(value)
+        if type(number) in (int, float) and math.isfinite(number):
+            return str(number)
+    return value
 
 
 def differs(saved, wanted) -> bool:

@@ -26,11 +26,10 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "speed"))
+import run
 import torch
 import tyro
-from experiments import HOUSEKEEPING
-from flags import given
-from job import Job, last_row, number, training_command
+from job import UserError, last_row, number, training_command
 from measure import ROOT, about, fail, table, words
 
 GRACE = 45.0  # seconds that are left to what is stopped, to end by itself
@@ -43,7 +42,6 @@ SPEEDS = (
 SPEEDS_WITHOUT_A_GPU = (("auto", ("compile", "eager")), ("medium", ("compile",)))
 
 STOPPED_BY: list[int] = []  # the signal after which nothing more is begun, if there was one
-SET_HERE = ("env_id", "seed", "run_root", "run_name", "resume", "evaluate", "eval_workers", "max_pending_evaluations")
 
 
 @dataclass
@@ -54,6 +52,7 @@ class Options:
     env_ids: tuple[str, ...] = ("Ant-v4",)  # speed: whose sizes; train: the environments
     scripts: tuple[str, ...] = ("rac_sac",)  # speed, train: the scripts
     seeds: int = 2  # train: runs of each script in each environment, with seeds 1, 2, ...
+    total_timesteps: int | None = None  # train: environment steps of each run instead of the script's own
     run_root: Path = Path("runs")  # train: the folder of the run directories
     more: tyro.conf.Suppress[tuple[str, ...]] = ()  # what follows a lone --
 
@@ -130,7 +129,7 @@ def speed(options: Options, end: float) -> tuple[list[dict], list[Path], bool]:
     for env_id, (precision, modes) in itertools.product(options.env_ids, SPEEDS if cuda else SPEEDS_WITHOUT_A_GPU):
         if STOPPED_BY:
             break
-        folder = options.out / f"speed-{env_id}-{precision}-{len(modes)}"
+        folder = options.out / f"speed-{env_id.replace('/', '_').replace(':', '_')}-{precision}-{len(modes)}"
         folder.mkdir(exist_ok=True)
         command = [sys.executable, "benchmark/speed/throughput.py", "--env-id", env_id, "--out", str(folder.resolve())]
         command += ["--matmul-precision", precision, "--modes", *modes, "--scripts", *options.scripts, "--repeats", "3"]
@@ -150,28 +149,23 @@ def speed(options: Options, end: float) -> tuple[list[dict], list[Path], bool]:
 
 def train(options: Options, end: float) -> tuple[list[dict], list[Path], bool]:
     """A row for each run: its step, its steps per second in this call, the last evaluation played."""
-    runs = list(itertools.product(range(1, options.seeds + 1), options.env_ids, options.scripts))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    share = max(1, cores // len(runs))
-    root = options.run_root.resolve()
-    more = given(split_words(options.more))
-    beside = "".join(f"+{key}_{value}" for key, value in sorted(more.items()) if key not in HOUSEKEEPING)
-    jobs = []
-    for seed, env_id, script in runs:
-        name = f"{env_id}__{script}{beside}__{seed}".replace("/", "_").replace(":", "_")
-        jobs.append(
-            Job(
-                name=name,
-                run_dir=str(root / name),
-                script=f"{script}.py",
-                arguments=["--run-root", str(root), "--run-name", name, "--env-id", env_id, "--seed", str(seed)],
-                settings=more,
-                steps=0,  # the script's own, or what the run was begun with
-                cpus=share,
-            )
-        )
-    how = ["--eval-workers", str(max(1, share - 1)), "--max-pending-evaluations", "1000000", *options.more]
-    commands = [[*training_command(job, sys.executable), *how] for job in jobs]
+    share = max(1, cores // (options.seeds * len(options.env_ids) * len(options.scripts)))
+    grid = run.Options(
+        scripts=tuple(ROOT / f"{script}.py" for script in options.scripts),
+        env_ids=options.env_ids,
+        seeds=options.seeds,
+        total_timesteps=options.total_timesteps,
+        run_root=options.run_root,
+        cpus_per_run=share,
+        gpus_per_run=float(torch.cuda.is_available()),
+    )
+    more = run.flags_for_all(list(options.more))
+    jobs = run.make_jobs(grid, more)
+    for job in jobs:
+        run.check_existing(job, more)
+    deferred = ["--eval-workers", str(max(1, share - 1)), "--max-pending-evaluations", "1000000"]  # also of a run that goes on
+    commands = [[*training_command(job, sys.executable), *deferred] for job in jobs]
     logs = [job.log for job in jobs]
     before = [last_row(job.run_dir, "train.csv") for job in jobs]
     codes = run_all(commands, logs, end, OMP_NUM_THREADS=str(share))
@@ -192,7 +186,8 @@ def train(options: Options, end: float) -> tuple[list[dict], list[Path], bool]:
         )
     print(table(rows))
     print(f"together {sum(row['steps_per_second'] for row in rows):.1f} steps per second, random steps included")
-    print(f"logs: {root}/*.log; exit code {128 + signal.SIGTERM}: stopped with a checkpoint, the same command goes on")
+    ended_by = f"exit code {128 + signal.SIGTERM}: stopped with a checkpoint, the same command goes on"
+    print(f"logs: {grid.run_root.resolve()}/*.log; {ended_by}")
     files = [Path(job.run_dir, file) for job in jobs for file in ("eval.csv", "train.csv", "config.json")]
     stopped = (128 + signal.SIGTERM, -signal.SIGTERM)  # the second: before it had begun
     return rows, [*logs, *files], all(code in (0, *stopped) for code in codes)
@@ -210,7 +205,7 @@ def write(options: Options, machine: dict, rows: list[dict], files: list[Path]) 
 
 
 def check_options(options: Options) -> None:
-    """Ends with one sentence where the options make no sense."""
+    """Ends with one sentence, or raises UserError, where the options make no sense."""
     if not 0 < options.minutes < math.inf or options.seeds < 1 or not all((options.env_ids, options.scripts)):
         fail("minutes must be above 0, seeds at least 1, and env_ids and scripts must name something.")
     if options.command == "check":
@@ -219,21 +214,11 @@ def check_options(options: Options) -> None:
         if not (ROOT / f"{script}.py").is_file():
             fail(f"there is no script {script}.py; give names such as rac_sac.")
     if options.command == "train":
-        set_here = [name for name in given(split_words(options.more)) if name in SET_HERE]
-        if set_here:
-            fail(f"{set_here[0]} after -- is not accepted, because each run has its own.")
+        run.flags_for_all(list(options.more))
 
 
-def split_words(words) -> list[str]:
-    """--utd=5 as two words."""
-    return [part for word in words for part in word.split("=", 1)]
-
-
-def main() -> None:
-    arguments = sys.argv[1:]
-    split = arguments.index("--") if "--" in arguments else len(arguments)
-    options = tyro.cli(Options, args=arguments[:split], description=__doc__)
-    options.more = tuple(arguments[split + 1 :])
+def run_command(options: Options) -> int:
+    """Do what the command line asks for; returns the exit code."""
     end = time.monotonic() + 60 * options.minutes
     check_options(options)
     try:
@@ -251,8 +236,19 @@ def main() -> None:
     except KeyboardInterrupt:
         well = False
     if STOPPED_BY:
-        sys.exit(128 + STOPPED_BY[0])
-    sys.exit(0 if well else 1)
+        return 128 + STOPPED_BY[0]
+    return 0 if well else 1
+
+
+def main() -> None:
+    arguments = sys.argv[1:]
+    split = arguments.index("--") if "--" in arguments else len(arguments)
+    options = tyro.cli(Options, args=arguments[:split], description=__doc__)
+    options.more = tuple(arguments[split + 1 :])
+    try:
+        sys.exit(run_command(options))
+    except UserError as error:
+        fail(str(error))
 
 
 if __name__ == "__main__":

@@ -80,5 +80,5 @@ def label(exp_name: str, shared=()) -> str:
     name, changed = parts_of(exp_name)
     details = ["tiny"] if exp_name.startswith(SMOKE) else []
     details += [f"{flag} {value}".replace("_", " ").strip() for flag, value in changed if flag not in shared]
-    text = VARIANTS[name][0] if name in VARIANTS else name
+    text = VARIANTS[name].label if name in VARIANTS else name
     return f"{text} ({', '.join(details)})" if details else text

@@ -31,7 +31,11 @@ class Job:
     sha256: str = ""  # of the script when the grid was made
     own: bool = False  # whether the script is somebody's own
     value_bias: str = ""  # the program that measures the value bias
-    stop_file: str = ""  # where there is such a file, programs are stopped
+    stop_file: str | None = None  # once there is such a file, programs are stopped
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.stop_file is not None and Path(self.stop_file).exists()
 
     @property
     def log(self) -> Path:
@@ -121,7 +125,7 @@ def run_job(job: Job) -> str:
         return f"{job.script} has changed since this grid was started, and its runs would not be of one script"
     fresh = not (run_dir / "checkpoint.pt").exists()
     code = run_programs(job)
-    if Path(job.stop_file).exists():
+    if job.is_stopped:
         return "stopped"
     if code == 0 and is_done(job):
         return ""
@@ -171,7 +175,7 @@ def run_process(command: list[str], job: Job) -> int:
             env={**os.environ, "OMP_NUM_THREADS": str(job.cpus)},
         )
     try:
-        while process.poll() is None and not Path(job.stop_file).exists():
+        while process.poll() is None and not job.is_stopped:
             time.sleep(0.3)
     finally:  # Ray may also end a task by an exception
         process.terminate()  # does nothing to one that has ended

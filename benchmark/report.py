@@ -61,7 +61,7 @@ def build(options: Options, groups: list[Group], said: Warnings) -> Document:
     document = Document(TITLE, options.out)
     sweeps = {sweep: found for sweep in SWEEPS if (found := sweep_groups(groups, sweep))}
     # Values of a sweep other than the default are in its panel only; whatever is in no panel is in the main comparison.
-    in_panels = {group.key for sweep, members in sweeps.items() for group in members if group.deviations(SWEEPS[sweep][0])}
+    in_panels = {group.key for sweep, members in sweeps.items() for group in members if group.deviations(SWEEPS[sweep].base)}
     main = [group for group in groups if group.key not in in_panels]
     table1, table2 = paper_tables()
     scores, score_steps = score_matrices(main, table1, said)
@@ -213,8 +213,7 @@ def families(document: Document, groups: list[Group]) -> None:
 def ablations(document: Document, sweeps: dict[str, list[Group]]) -> None:
     """Returns, and the bias where it was measured, of every ablation with at least two members."""
     for name, members in sweeps.items():
-        base, _, symbol, *_ = SWEEPS[name]
-        caption = f"{VARIANTS[base][0]}, varied: {symbol}"
+        caption = f"{VARIANTS[SWEEPS[name].base].label}, varied: {SWEEPS[name].symbol}"
         document.figure(figures.draw_curves(members, RETURN, "average return"), f"ablation_{name}", f"{caption}.")
         for column in ("mean", "std"):
             figure = figures.draw_curves(members, f"eval/bias_{column}", f"{column} of bias")

@@ -22,10 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import experiments
 import tyro
-from experiments import EXPERIMENTS, HARMLESS, ROOT, SWEEPS
-from flags import differs, given, script_defaults
+from experiments import EXPERIMENTS, HARMLESS, ROOT, SMOKE, STEPS, SWEEPS, VARIANTS, Member, members, of_environment
+from flags import canonical, differs, given, script_defaults, split_words
 from grid import run_grid
 from identity import expected
 from job import Job, UserError, is_done, read_config, training_command
@@ -65,7 +64,7 @@ class Options:
 
 def flags_for_all(words: list[str]) -> dict[str, str]:
     """The arguments after the lone -- by field name; raises UserError for one that run.py sets itself, or a stray word."""
-    words = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    words = split_words(words)
     for before, word in zip(["", *words], words, strict=False):
         if not word.startswith("--") and not before.startswith("--"):
             raise UserError(f"{word!r} after -- belongs to no argument; give arguments of the scripts such as --track.")
@@ -73,7 +72,7 @@ def flags_for_all(words: list[str]) -> dict[str, str]:
     for name in found:
         if name in RESERVED:
             raise UserError(f"{name} after -- is not accepted, because each run has its own; {RESERVED[name]}.")
-    return found
+    return {name: value if name in HARMLESS else canonical(value) for name, value in found.items()}
 
 
 def lacks_value(name: str, value: str, defaults: dict) -> bool:
@@ -85,13 +84,13 @@ def sha256(script: str | Path) -> str:
     return hashlib.sha256((ROOT / script).read_bytes()).hexdigest()
 
 
-def own_scripts(options: Options) -> list[tuple[str, str, str]]:
-    """(experiment name, path, no flags) of --scripts; UserError for a file that cannot be run as one of the scripts here.
+def own_scripts(options: Options) -> list[Member]:
+    """The files of --scripts; UserError for one that cannot be run as one of the scripts here.
 
-    The name is the script's own exp_name, by default its file's stem, with a part of the file's hash where a variant of
+    Their name is the script's own exp_name, by default its file's stem, with a part of the file's hash where a variant of
     experiments.py or another file of this grid has the same name.
     """
-    prefix, found = experiments.SMOKE if options.experiment == "smoke" else "", {}
+    found = {}  # exp_name, sha256 -> path; the same file twice is one
     for path in (path.resolve() for path in options.scripts):
         try:
             defaults = script_defaults(str(path))
@@ -102,75 +101,110 @@ def own_scripts(options: Options) -> list[tuple[str, str, str]]:
             raise UserError(f"{lacking}; start from a copy of a script here.")
         found[defaults.get("exp_name") or path.stem, sha256(path)] = str(path)
     names = [name for name, _ in found]
-    owners = {name: digest for name, digest in found if names.count(name) == 1}  # of a name without a hash
-    owners |= {name: flags or sha256(script) for name, (_, script, flags) in experiments.VARIANTS.items()}
-    return [
-        (prefix + (name if owners.get(name) == digest else f"{name}-{digest[:8]}"), path, "")
-        for (name, digest), path in found.items()
-    ]
+    prefix = SMOKE if options.experiment == "smoke" else ""
+    own = []
+    for (name, digest), path in found.items():
+        if name in VARIANTS:  # its name only for the very script, at its defaults
+            unique = not VARIANTS[name].flags and digest == sha256(VARIANTS[name].script)
+        else:
+            unique = names.count(name) == 1
+        own.append(Member(prefix + (name if unique else f"{name}-{digest[:8]}"), path, flags=""))
+    return own
+
+
+def members_of_grid(options: Options) -> list[tuple[str, Member]]:
+    """(environment, variant or own script) of every run of the grid but for its seeds; UserError for what is not there."""
+    if not options.experiment and (options.variants or not options.scripts):
+        raise UserError("give --experiment, which --variants belong to, or --scripts.")
+    own = own_scripts(options)
+    env_ids = options.env_ids or (EXPERIMENTS[options.experiment].env_ids if options.experiment else ())
+    if not env_ids:
+        return [(script_defaults(member.script)["env_id"], member) for member in own]
+    grid = {env_id: members(options.experiment, env_id) if options.experiment else [] for env_id in env_ids}
+    known = sorted({member.exp_name for found in grid.values() for member in found})
+    if unknown := [name for name in options.variants if name not in known]:
+        raise UserError(f"{options.experiment} has no variant {unknown[0]}; it has {', '.join(known)}.")
+    chosen = options.variants or known
+    own = [member for member in own if member.exp_name not in chosen]  # else it is the same file as the variant's
+    pairs = []
+    for env_id, found in grid.items():
+        pairs += [(env_id, member) for member in found if member.exp_name in chosen]
+        pairs += [(env_id, member) for member in own]
+    return pairs
+
+
+def check_flags(for_all: dict[str, str], script: str) -> None:
+    """UserError where a script does not have an argument after --, or it was given no value."""
+    defaults = script_defaults(script)
+    for name, value in for_all.items():
+        if lacks_value(name, value, defaults):
+            raise UserError(f"{name} after -- has no value; give one, as in -- --utd 5.")
+        if name not in defaults and name not in HARMLESS:
+            raise UserError(f"{script} has no argument {name}; what follows -- goes to all, --variants chooses some.")
+
+
+def settings_of(options: Options, for_all: dict[str, str], env_id: str, member: Member) -> dict[str, str]:
+    """The arguments that one member of a grid is given in an environment, by field name.
+
+    A script may lack what an experiment sets for all of its runs, or what only says how a run is done.
+    """
+    defaults = script_defaults(member.script)
+    common = given(EXPERIMENTS[options.experiment].flags) if options.experiment else {}
+    settings = {name: value for name, value in common.items() if name in defaults}
+    settings |= given(member.flags)
+    settings |= {name: value for name, value in for_all.items() if name in defaults}
+    steps = options.total_timesteps or settings.get("total_timesteps") or defaults.get("total_timesteps")
+    settings["total_timesteps"] = str(steps or of_environment(STEPS, env_id))
+    settings["env_id"] = env_id
+    settings["cuda"] = str(options.gpus_per_run > 0)
+    if "eval_workers" in defaults:
+        settings.setdefault("eval_workers", str(max(1, options.cpus_per_run // 2)))
+    return settings
+
+
+def as_words(settings: dict[str, str]) -> list[str]:
+    """Settings as words of a command line."""
+    words = []
+    for name, value in settings.items():
+        flag = name.replace("_", "-")
+        if value not in ("True", "False") or name == "cuda":  # which may be None, so it takes a value
+            words += [f"--{flag}", value]
+        else:
+            words.append(f"--{flag}" if value == "True" else f"--no-{flag}")
+    return words
 
 
 def make_jobs(options: Options, for_all: dict[str, str]) -> list[Job]:
     """A job for each run of the grid, seeds outermost."""
+    if options.experiment in SWEEPS and SWEEPS[options.experiment].argument in for_all:
+        raise UserError(f"{SWEEPS[options.experiment].argument} after -- is what the runs of {options.experiment} differ in.")
     suffix = "".join(f"+{name}_{value}" for name, value in sorted(for_all.items()) if name not in HARMLESS)
-    if options.experiment in SWEEPS and SWEEPS[options.experiment][1] in for_all:
-        raise UserError(f"{SWEEPS[options.experiment][1]} after -- is what the runs of {options.experiment} differ in.")
-    if not options.experiment and (options.variants or not options.scripts):
-        raise UserError("give --experiment, which --variants belong to, or --scripts.")
-    own = own_scripts(options)
-    _, _, env_ids, common = EXPERIMENTS.get(options.experiment, ("", (), (), ""))
-    env_ids = dict.fromkeys(options.env_ids or env_ids or [script_defaults(script)["env_id"] for _, script, _ in own])
-    grid = {env_id: experiments.members(options.experiment, env_id) if options.experiment else [] for env_id in env_ids}
-    known = sorted({name for variants in grid.values() for name, *_ in variants})
-    if unknown := [name for name in options.variants if name not in known]:
-        raise UserError(f"{options.experiment} has no variant {unknown[0]}; it has {', '.join(known)}.")
-    own = [script for script in own if script[0] not in known]  # else it is the same file as the variant's
-    chosen = options.variants or known
+    grid = members_of_grid(options)
+    for script in dict.fromkeys(member.script for _, member in grid):
+        check_flags(for_all, script)
     jobs = []
     for seed in range(options.first_seed, options.first_seed + options.seeds):
-        for env_id in env_ids:
-            for variant, script, flags in [*(member for member in grid[env_id] if member[0] in chosen), *own]:
-                defaults = script_defaults(script)
-                # A script may lack what an experiment sets for all of its runs, or what only says how a run is done.
-                settings = {key: value for key, value in given(common).items() if key in defaults} | given(flags)
-                if empty := [key for key in for_all if lacks_value(key, for_all[key], defaults)]:
-                    raise UserError(f"{empty[0]} after -- has no value; give one, as in -- --utd 5.")
-                if wrong := [key for key in for_all if key not in defaults and key not in HARMLESS]:
-                    raise UserError(f"{script} has no argument {wrong[0]}; what follows -- goes to all, --variants chooses some.")
-                settings |= {key: value for key, value in for_all.items() if key in defaults}
-                steps = options.total_timesteps or settings.get("total_timesteps") or defaults.get("total_timesteps")
-                steps = int(steps or experiments.of_environment(experiments.STEPS, env_id))
-                name = f"{env_id}__{variant}{suffix}__{seed}".replace("/", "_").replace(":", "_")
-                if len(name) > 200:
-                    raise UserError(f"the run name {name} has more than 200 characters; give fewer arguments after --.")
-                settings |= {
-                    "total_timesteps": str(steps),
-                    "env_id": env_id,
-                    "seed": str(seed),
-                    "exp_name": variant + suffix,
-                    "cuda": str(options.gpus_per_run > 0),
-                }
-                if "eval_workers" in defaults:
-                    settings.setdefault("eval_workers", str(max(1, options.cpus_per_run // 2)))
-                run_dir = options.run_root.resolve() / name
-                arguments = ["--run-root", str(run_dir.parent), "--run-name", name]
-                for field, value in settings.items():
-                    flag, switch = field.replace("_", "-"), value in ("True", "False") and field != "cuda"  # cuda may be None
-                    arguments += [f"--{flag}" if value == "True" else f"--no-{flag}"] if switch else [f"--{flag}", value]
-                jobs.append(
-                    Job(
-                        name=name,
-                        run_dir=str(run_dir),
-                        script=str(ROOT / script),
-                        arguments=arguments,
-                        settings=settings,
-                        steps=steps,
-                        cpus=options.cpus_per_run,
-                        sha256=sha256(script),
-                        own=Path(script).is_absolute(),
-                        value_bias=str(ROOT / "benchmark/value_bias.py"),
-                    )
+        for env_id, member in grid:
+            name = f"{env_id}__{member.exp_name}{suffix}__{seed}".replace("/", "_").replace(":", "_")
+            if len(name) > 200:
+                raise UserError(f"the run name {name} has more than 200 characters; give fewer arguments after --.")
+            settings = settings_of(options, for_all, env_id, member)
+            settings |= {"seed": str(seed), "exp_name": member.exp_name + suffix}
+            run_dir = options.run_root.resolve() / name
+            jobs.append(
+                Job(
+                    name=name,
+                    run_dir=str(run_dir),
+                    script=str(ROOT / member.script),
+                    arguments=["--run-root", str(run_dir.parent), "--run-name", name, *as_words(settings)],
+                    settings=settings,
+                    steps=int(settings["total_timesteps"]),
+                    cpus=options.cpus_per_run,
+                    sha256=sha256(member.script),
+                    own=Path(member.script).is_absolute(),
+                    value_bias=str(ROOT / "benchmark/value_bias.py"),
                 )
+            )
     return jobs
 
 

@@ -37,7 +37,7 @@ def paper_name(group: Group, paper: pd.DataFrame) -> str | None:
     """What a table of the paper calls a group's algorithm; None if it has not got it."""
     names = {name.lower(): name for name in paper["algorithm"]}
     base = parts_of(group.exp_name)[0]
-    return names.get(VARIANTS[base][0].lower() if base in VARIANTS else base)
+    return names.get(VARIANTS[base].label.lower() if base in VARIANTS else base)
 
 
 def same_setting(group: Group) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 import tyro
-from experiments import EXPERIMENTS, STEPS, members, of_environment, short_name
+from experiments import EXPERIMENTS, STEPS, Member, members, of_environment, short_name
 from flags import given
 
 # Measured on 2 cores of an AMD EPYC with AVX2, 2026-11-21, by evaluation_cost.py: seconds per step of training (UTD 20, N 10)
@@ -29,8 +29,12 @@ RELATIVE = {"utd": {1: 0.09, 5: 0.27, 10: 0.54, 20: 1.0}, "num_critics": {2: 0.2
 # Core-seconds of a step of the baselines: CPU time of 40 steps (TQC: 8) of Stable-Baselines3 on Hopper-v4, median of 5, one
 # thread on an AMD EPYC with AVX-512 that other processes used too. TQC20: 20 times TQC's.
 # MBPO: CPU time of the first 8000 learned steps on Hopper-v4, on an Intel Xeon; its model learns from ever more transitions.
-BASELINES = {"sac": 0.0127, "td3": 0.0083, "tqc": 0.1707, "tqc20": 20 * 0.1707, "mbpo": 0.37}
-RANDOM_STEPS, EVAL_FREQUENCY, BIAS_FREQUENCY, BIAS_STEPS, POLICIES = 5000, 1000, 10_000, 600_000, 12
+BASELINE_STEP = {"sac": 0.0127, "td3": 0.0083, "tqc": 0.1707, "tqc20": 20 * 0.1707, "mbpo": 0.37}
+RANDOM_STEPS = 5000
+EVAL_FREQUENCY = 1000
+BIAS_FREQUENCY = 10_000
+BIAS_STEPS = 600_000  # at most, of one measurement of the value bias
+POLICIES = 12  # of a family, that are evaluated
 
 
 @dataclass
@@ -40,18 +44,19 @@ class Options:
     eval_cores: float = math.inf  # cores that evaluate a run beside its training on a GPU, which waits where they are too few
 
 
-def run_cost(env_id: str, script: str, flags: str) -> tuple[float, float, float]:
+def run_cost(env_id: str, member: Member) -> tuple[float, float, float]:
     """Learned steps, core-seconds of training on a CPU, and core-seconds of evaluation and value bias of one run."""
     step, evaluation, simulated = MEASURED[short_name(env_id)]
-    settings = given(flags)
+    settings = given(member.flags)
     for argument, points in RELATIVE.items():
         if argument in settings:
             step *= np.interp(float(settings[argument]), list(points), list(points.values()))
-    learned, algorithm = of_environment(STEPS, env_id) - RANDOM_STEPS, settings.get("algorithm")
-    policies = 1 if script == "vanilla_rac.py" or algorithm else POLICIES
+    learned = of_environment(STEPS, env_id) - RANDOM_STEPS
+    algorithm = settings.get("algorithm")
+    policies = 1 if member.script == "vanilla_rac.py" or algorithm else POLICIES
     evaluations = learned / EVAL_FREQUENCY * evaluation * policies / POLICIES
     if algorithm:  # a baseline, which measures no value bias
-        return learned, learned * BASELINES[algorithm], evaluations
+        return learned, learned * BASELINE_STEP[algorithm], evaluations
     bias = learned / BIAS_FREQUENCY * BIAS_STEPS * simulated
     return learned, learned * step * CORES, evaluations + bias
 
@@ -59,18 +64,21 @@ def run_cost(env_id: str, script: str, flags: str) -> tuple[float, float, float]
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
     rate = options.gpu_steps_per_second
+    if options.seeds < 1 or not rate > 0 or not options.eval_cores > 0:
+        print("error: seeds must be at least 1, gpu_steps_per_second and eval_cores above 0.", file=sys.stderr)
+        sys.exit(2)
     gpu = f"GPU: GPU-hours at {rate:g} steps/s"
     print(f"| experiment | redraws | runs | CPU: core-hours | {gpu} | and core-hours of evaluation |")
     print("|---|---|---|---|---|---|")
-    for experiment, (what, _, env_ids, _) in EXPERIMENTS.items():
-        if experiment == "smoke":
+    for name, experiment in EXPERIMENTS.items():
+        if name == "smoke":
             continue
-        costs = [run_cost(env_id, script, flags) for env_id in env_ids for _, script, flags in members(experiment, env_id)]
+        costs = [run_cost(env_id, member) for env_id in experiment.env_ids for member in members(name, env_id)]
         gpu_seconds = sum(max(learned / rate, evaluation / options.eval_cores) for learned, _, evaluation in costs)
         _, training, evaluation = (sum(column) for column in zip(*costs, strict=True))
         seconds = (training + evaluation, gpu_seconds, evaluation)
         hours = " | ".join(f"{options.seeds * value / 3600:,.0f}" for value in seconds)
-        print(f"| `{experiment}` | {what} | {len(costs) * options.seeds} | {hours} |")
+        print(f"| `{name}` | {experiment.redraws} | {len(costs) * options.seeds} | {hours} |")
 
 
 if __name__ == "__main__":

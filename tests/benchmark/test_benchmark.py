@@ -84,8 +84,8 @@ def test_evaluation_cost(tmp_path):
 
 # ------------------------------------------------------------------------------------------------- a machine with a GPU
 TRAIN = (
-    "--no-compile --cuda False --total-timesteps 500 --learning-starts 200 --q-lr-warmup-end 300 --batch-size 32 "
-    "--hidden-dim 8 --utd 1 --num-critics 3 --buffer-size 500 --eval-frequency 100 --eval-episodes 2"
+    "--no-compile --learning-starts 200 --q-lr-warmup-end 300 --batch-size 32 --hidden-dim 8 "
+    " --utd 1 --num-critics 3 --buffer-size 500 --eval-frequency 100 --eval-episodes 2"
 ).split()
 
 
@@ -129,7 +129,7 @@ def test_speed_of_a_gpu(gpu):
 @pytest.mark.slow
 def test_training_on_a_gpu(gpu, tmp_path):
     """On the CPU: runs side by side, with which the same command goes on."""
-    train = ("train", "--env-ids", "Hopper-v4", "--seeds", "2")
+    train = ("train", "--env-ids", "Hopper-v4", "--seeds", "2", "--total-timesteps", "500")
     gpu(*train, "--minutes", "0.002", "--", *TRAIN)  # nothing comes of it but run directories, at most
     result = gpu(*train, "--", *TRAIN)
     rows = result["rows"]
@@ -140,6 +140,8 @@ def test_training_on_a_gpu(gpu, tmp_path):
     assert all(row["steps_per_second"] > 0 and float(row["best_return"]) for row in rows)
     for row in rows:
         assert result["files"][str(tmp_path / "runs" / row["run"] / "eval.csv")].count("\n") == 5
+    config = json.loads((tmp_path / "runs" / rows[0]["run"] / "config.json").read_text())
+    assert rows[0]["run"] == f"Hopper-v4__{config['args']['exp_name']}__1"  # as run.py calls it, which may go on with it
     gpu("train", "--seeds", "1", "--run-root", "other", "--", "--utd", "0", code=1)
     assert "utd is 0; it must be greater than 0" in (tmp_path / "other/Ant-v4__rac_sac+utd_0__1.log").read_text()
 
@@ -148,6 +150,7 @@ def test_training_on_a_gpu(gpu, tmp_path):
     "arguments, sentence",
     [
         (("train", "--seeds", "1", "--", "--seed", "4"), "seed after -- is not accepted, because each run has its own"),
+        (("train", "--seeds", "1", "--", "stray"), "'stray' after -- belongs to no argument"),
         (("train", "--scripts", "rac_sad"), "there is no script rac_sad.py"),
         (("check", "--minutes", "nan"), "minutes must be above 0"),
     ],

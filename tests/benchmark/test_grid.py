@@ -233,7 +233,7 @@ def test_names_and_warnings_of_a_dry_run(tmp_path, call):
     flags = [("--utd", "2"), ("--gamma", "1e+0"), ("--wandb-project-name", "my project")]
     outs = {call(tmp_path, *ONE, "--seeds", "1", "--dry-run", "--", *sum(order, ()))[0] for order in (flags, flags[::-1])}
     names = {word for out in outs for word in shlex.split(out) if word.startswith("InvertedPendulum-v4__")}
-    assert names == {"InvertedPendulum-v4__smoke_rac_sac+gamma_1e+0+utd_2__1"}  # the same settings, the same runs
+    assert names == {"InvertedPendulum-v4__smoke_rac_sac+gamma_1.0+utd_2__1"}  # the same settings, the same runs
     assert all("--wandb-project-name 'my project'" in out for out in outs)
     assert identity.deviations({"gamma": 1.0, "utd": 2}, "rac_sac", "smoke_rac_sac+gamma_1e+0+utd_2", "Ant-v4") == {}
     assert identity.label("smoke_rac_sac+gamma_1e+0") == "RAC-SAC (tiny, gamma 1e+0)"
@@ -262,6 +262,10 @@ def test_names_of_own_scripts(tmp_path, call):
         return {words[words.index("--run-name") + 1]: words for words in commands}
 
     assert list(names("--scripts", "my_rac.py", "named.py")) == ["Hopper-v4__my_rac__1", "Hopper-v4__mine__1"]
+    own_copy(tmp_path / "ant.py", 'env_id: str = "Hopper-v4"', 'env_id: str = "Ant-v4"')
+    each = names("--scripts", "my_rac.py", "ant.py", "--", "--buffer-size=50_000", "--q-lr", "3e-4")  # in its own environment
+    suffix = "+buffer_size_50000+q_lr_0.0003__1"  # however a number is written
+    assert list(each) == [f"Hopper-v4__my_rac{suffix}", f"Ant-v4__ant{suffix}"]
     two = names("--scripts", "my_rac.py", "a/my_rac.py", "my_rac.py", "--env-ids", "Humanoid-v4", "--", "--utd", "5")
     assert list(two) == [f"Humanoid-v4__my_rac-{digest[:8]}+utd_5__1" for digest in (own, other)]
     steps = [words[words.index("--total-timesteps") + 1] for words in two.values()]
@@ -279,6 +283,17 @@ def test_names_of_own_scripts(tmp_path, call):
     )
     assert list(beside) == ["Hopper-v4__rac_sac__1", f"Hopper-v4__rac_sac-{edited[:8]}__1"]  # the repository's own is the variant
     assert all(words[words.index("--snapshot-frequency") + 1] == "10000" for words in beside.values())
+    alone = (
+        "--experiment",
+        "variants",
+        "--variants",
+        "vanilla_rac",
+        "--scripts",
+        str(ROOT / "rac_sac.py"),
+        "--env-ids",
+        "Ant-v4",
+    )
+    assert list(names(*alone)) == ["Ant-v4__vanilla_rac__1", "Ant-v4__rac_sac__1"]  # a variant's script that is not chosen
     simple = names("--scripts", "simple.py", "named.py", "--", "--capture-video")  # says how a run is done: not for all scripts
     assert ["--capture-video" in words for words in simple.values()] == [False, True]
     assert "give --experiment, which --variants belong to, or --scripts" in call(tmp_path, code=2)[1]

@@ -90,8 +90,8 @@ class Args:
     run_root: str = "runs"  # the folder in which run directories are made
     run_name: str | None = None  # the run directory's name; by default <env_id>__<exp_name>__<seed>__<time>
     checkpoint_seconds: NonNegativeFloat = 300.0  # seconds between two checkpoints
-    resume: str | None = None  # a run directory to go on with; its arguments win, total_timesteps may grow, eval_workers change
-    evaluate: str | None = None  # a run directory or policy file to evaluate; eval_episodes, eval_workers, seed may be given
+    resume: str | None = None  # a run directory to go on with; its arguments win, but total_timesteps may grow
+    evaluate: str | None = None  # a run directory or policy file to evaluate; its arguments win, but eval_episodes and seed
 
     # Environment and replay
     env_id: str = "Hopper-v4"  # the id of the Gymnasium environment
@@ -756,7 +756,7 @@ class EnvironmentFault(TrainingError):
 def train(args: Args, stopped_by: list[int] | tuple = ()) -> dict:
     """Train, or go on with args.resume, to the end or until `stopped_by` holds a signal's number; returns a summary.
 
-    With args.resume the arguments of the run win; of `args` count those of MAY_DIFFER that are not at their defaults.
+    With args.resume the arguments of the run win; of `args` count those that may differ, see resumed(), and are no defaults.
     Raises UserError for arguments or files that cannot be used, TrainingError when training cannot go on, and what an environment
     or an evaluation raises; the last checkpoint stays.
     """
@@ -1831,7 +1831,7 @@ def keep_script(run_dir: Path, args: dict, device: torch.device, scripts: list[s
         "script": SCRIPT,
         "script_sha256": "+".join(scripts),
         "args": args,
-        "git_commit": git_commit(),
+        "git_commit": git_commit(Path(__file__)),
         "versions": {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in packages}},
         "device": device_name,
     }
@@ -1839,12 +1839,12 @@ def keep_script(run_dir: Path, args: dict, device: torch.device, scripts: list[s
     return scripts
 
 
-def git_commit() -> str | None:
-    """The commit that this file is under, with -dirty behind it where its repository has changes; None where it is under none."""
+def git_commit(file: Path) -> str | None:
+    """The commit that a file is under, with -dirty behind it where its repository has changes; None where it is under none."""
     if not shutil.which("git"):
         return None
-    git = ["git", "-C", str(Path(__file__).resolve().parent)]
-    if subprocess.run([*git, "ls-files", "--error-unmatch", Path(__file__).name], capture_output=True).returncode:
+    git = ["git", "-C", str(file.resolve().parent)]
+    if subprocess.run([*git, "ls-files", "--error-unmatch", file.name], capture_output=True).returncode:
         return None  # a copy that is not committed is in no commit
     describe = [*git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     return subprocess.run(describe, capture_output=True, text=True).stdout.strip() or None
@@ -2014,7 +2014,7 @@ class Policy:
     obs (O,) or (B, O) -> action in the environment's shape, or (B, *shape), within its bounds. A condition (beta, or k) is a
     number, or an array (B,) with one for each row; without one the best of its evaluation plays. Attributes: actor, the network;
     betas and best_beta, or ks and best_k. UserError for an observation of another shape or with non-finite numbers, and for a
-    condition outside the trained range.
+    condition outside the range that was trained or evaluated.
     """
 
     def __init__(self, path: str | Path):

@@ -9,8 +9,6 @@ import math
 import os
 import platform
 import shlex
-import shutil
-import subprocess
 import sys
 import time
 from collections import defaultdict
@@ -95,42 +93,61 @@ class EachStep(BaseCallback):
         return True
 
 
-class Run:
-    """A run in `run_dir`, which this process holds; `saved`: the checkpoint that it goes on from, or {}."""
+@dataclasses.dataclass
+class State:
+    """Where a run stands, beside its model."""
 
-    def __init__(self, args, run_dir: Path, model, envs: list, saved: dict, stopped_by):
+    row_step: int = 0  # where the last row of train.csv was written
+    row_seconds: float = 0.0
+    last: dict = dataclasses.field(default_factory=dict)  # evaluation
+    best: dict = dataclasses.field(default_factory=dict)
+    scripts: dict = dataclasses.field(default_factory=dict)  # commit by SHA-256 of all sources that have trained this run
+
+
+class Run:
+    """A run as a context, in a directory that this process holds."""
+
+    def __init__(self, args, run_dir: Path, model, envs: list, stopped_by):
         self.args = args
-        self.saved_args = dataclasses.asdict(dataclasses.replace(args, resume=None))
         self.dir = run_dir
         self.model = model
         self.envs = envs  # that are evaluated in
         self.stopped_by = stopped_by
-        self.row_step = 0  # where the last row of train.csv was written
-        self.row_seconds = 0.0
-        self.last = {}
-        self.best = {}
-        self.scripts = {}
+        self.state = State()
         self.losses = defaultdict(list)
         self.start = time.time()
-        if saved:
-            for name in ("train.csv", "eval.csv"):
-                rac_sac.drop_rows(run_dir / name, saved["step"])
-            restore(model, saved)
-            vars(self).update(saved["state"])
-            self.start -= saved["seconds"]
-        self.saved_step = self.step
-        self.done_step = self.step  # the last step that after_step() has seen
+        self.done_step = 0  # the last step that after_step() has seen
+        self.saved_step = 0
+        self.saved_time = 0.0
+        self.tracker = None
+        self.bar = None
+
+    def take_over(self, saved: dict) -> None:
+        """Go on from a checkpoint."""
+        for name in ("train.csv", "eval.csv"):
+            rac_sac.drop_rows(self.dir / name, saved["step"])
+        restore(self.model, saved)
+        self.state = State(**saved["state"])
+        self.start -= saved["seconds"]
+        self.done_step = self.saved_step = self.step
+
+    def __enter__(self):
         self.write_config()
-        self.tracker = rac_sac.start_tracking(args, run_dir) if args.track else None
+        self.tracker = rac_sac.start_tracking(self.args, self.dir) if self.args.track else None
         self.bar = tqdm(
-            total=args.total_timesteps,
+            total=self.args.total_timesteps,
             initial=self.step,
             unit="step",
             dynamic_ncols=True,
             smoothing=0.05,
-            desc=run_dir.name[:40],
+            desc=self.dir.name[:40],
             mininterval=0.5 if sys.stderr.isatty() else 30,
         )
+        return self
+
+    @property
+    def saved_args(self) -> dict:
+        return dataclasses.asdict(dataclasses.replace(self.args, resume=None))
 
     @property
     def step(self) -> int:
@@ -143,19 +160,18 @@ class Run:
 
     def write_config(self) -> None:
         """What made the run: arguments, versions, commit, device."""
-        git = ["git", "-C", str(PROGRAM.parent), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-        commit = subprocess.run(git, capture_output=True, text=True).stdout.strip() if shutil.which("git") else None
+        commit = rac_sac.git_commit(PROGRAM)
         packages = ("torch", "gymnasium", "mujoco", "numpy", "stable_baselines3", "sb3_contrib")
         versions = {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in packages}}
         cpu = f"{platform.processor() or platform.machine()}, threads: {torch.get_num_threads()}"
         device = torch.cuda.get_device_name() if self.model.device.type == "cuda" else cpu
         source = b"".join(path.read_bytes() for path in SOURCES)
-        self.scripts[hashlib.sha256(source).hexdigest()] = commit or None  # all that have trained this run
+        self.state.scripts[hashlib.sha256(source).hexdigest()] = commit
         config = {
             "script": PROGRAM.stem,
-            "script_sha256": "+".join(self.scripts),
+            "script_sha256": "+".join(self.state.scripts),
             "args": self.saved_args,
-            "git_commit": commit or None,
+            "git_commit": commit,
             "versions": versions,
             "device": device,
         }
@@ -211,32 +227,33 @@ class Run:
 
     def log_training(self) -> None:
         """A row of train.csv: averages since the row before, and the episode that has ended, if one has."""
-        seconds = self.seconds
+        state, seconds = self.state, self.seconds
         ended = self.model.ep_info_buffer
         episode = ended.pop() if ended else {"r": None, "l": None}
         row = {
             "global_step": self.step,
             "charts/wall_seconds": round(seconds, 1),
-            "charts/SPS": round((self.step - self.row_step) / max(seconds - self.row_seconds, 1e-9), 2),
+            "charts/SPS": round((self.step - state.row_step) / max(seconds - state.row_seconds, 1e-9), 2),
             **{f"losses/{name}": np.mean(self.losses[key]) if self.losses[key] else None for key, name in LOSSES.items()},
             "charts/episodic_return": episode["r"],
             "charts/episodic_length": episode["l"],
             **getattr(self.model, "model_metrics", {}),  # of MBPO
         }
         self.log("train.csv", row)
-        self.row_step = self.step
-        self.row_seconds = seconds
+        state.row_step = self.step
+        state.row_seconds = seconds
         self.losses.clear()
 
     def evaluate(self) -> None:
         """A row of eval.csv. The std over episodes is the population one."""
         returns = play_returns(self.model, self.envs, seeds_for(self.args.seed, 0, 0, self.args.eval_episodes))
-        self.last = {"step": self.step, "best_return": float(returns.mean()), "best_return_std": float(returns.std())}
-        if self.last["best_return"] >= self.best.get("best_return", -math.inf):
-            self.best = self.last
-        values = {f"eval/{name}": self.last[name] for name in ("best_return", "best_return_std")}
+        last = {"step": self.step, "best_return": float(returns.mean()), "best_return_std": float(returns.std())}
+        self.state.last = last
+        if last["best_return"] >= self.state.best.get("best_return", -math.inf):
+            self.state.best = last
+        values = {f"eval/{name}": last[name] for name in ("best_return", "best_return_std")}
         self.log("eval.csv", {"global_step": self.step, "charts/wall_seconds": round(self.seconds, 1), **values})
-        self.bar.set_postfix_str(f"evaluated {self.last['best_return']:.1f}, step {self.step}", refresh=False)
+        self.bar.set_postfix_str(f"evaluated {last['best_return']:.1f}, step {self.step}", refresh=False)
 
     def save(self) -> None:
         """Write the checkpoint, tensors and plain Python; TrainingError where that fails, with the one before still there."""
@@ -245,7 +262,7 @@ class Run:
         content = {
             "script": PROGRAM.stem,
             "args": self.saved_args,
-            "state": {name: getattr(self, name) for name in ("row_step", "row_seconds", "last", "best", "scripts")},
+            "state": vars(self.state),
             "seconds": self.seconds,
             "step": self.step,
             "updates": model._n_updates,
@@ -258,7 +275,7 @@ class Run:
         self.saved_step = self.step
         self.saved_time = time.time()
 
-    def close(self, kind, error, traceback) -> None:
+    def __exit__(self, kind, error, traceback) -> None:
         """Close what is open; say what is left of a run that has failed, and how to go on."""
         self.bar.close()
         with contextlib.suppress(Exception):

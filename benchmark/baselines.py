@@ -7,7 +7,6 @@ and no beta. benchmark/README.md has the hyperparameters and their sources. Resu
 with a new episode and new random numbers: it is not bit for bit what an uninterrupted run would have been.
 """
 
-import contextlib
 import dataclasses
 import signal
 import sys
@@ -20,12 +19,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 import torch
 import tyro
-from experiments import STEPS, of_environment, short_name
+from experiments import STEPS, UTD, of_environment, short_name
 from gymnasium.spaces import Box
 from gymnasium.wrappers import TransformObservation
 from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
 
-from rac_sac import FlatEnv, TrainingError, UserError, hold, leave, merged, resumed, seeds_for, tell, write_whole
+from rac_sac import FlatEnv, TrainingError, UserError, catch_signals, hold, leave, merged, resumed, seeds_for, tell, write_whole
 
 try:
     import mbpo
@@ -78,7 +77,7 @@ def check_args(args: Args) -> Args:
         first = error.errors()[0]
         raise UserError(f"{first['loc'][0]} is {first['input']}; {first['msg'].replace('Input should', 'it must')}.") from None
     args.total_timesteps = args.total_timesteps or of_environment(STEPS, args.env_id)
-    args.utd = args.utd or {"tqc20": 20, "mbpo": of_environment(mbpo.SETTINGS, args.env_id).utd}.get(args.algorithm, 1)
+    args.utd = args.utd or of_environment(UTD.get(args.algorithm, 1), args.env_id)
     args.exp_name = args.exp_name or args.algorithm
     smallest = max(args.learning_starts, args.batch_size)
     for name in ("buffer_size", "total_timesteps"):
@@ -159,16 +158,18 @@ def train(args: Args, stopped_by: list[int] | tuple = ()) -> Run:
         run_dir = Path(args.run_root, args.run_name or name)
     else:
         load_file(run_dir / "checkpoint.pt", Args)  # what is no run is said before it is held
-    with hold(run_dir, new=args.resume is None), contextlib.ExitStack() as stack:
+    with hold(run_dir, new=args.resume is None):
         if args.resume is not None:
             saved = load_file(run_dir / "checkpoint.pt", Args)
             args = check_args(resumed(args, saved["args"], Args()))
         model = make_model(args, make_env(args), saved.get("step", 0))
         envs = [make_env(args) for _ in range(args.eval_episodes)]
-        run = Run(args, run_dir, model, envs, saved, stopped_by)
+        run = Run(args, run_dir, model, envs, stopped_by)
+        if saved:
+            run.take_over(saved)
         saved.clear()  # lets go of the file, which the next checkpoint replaces
-        stack.push(run.close)
-        run.go_on()
+        with run:
+            run.go_on()
     return run
 
 
@@ -195,16 +196,13 @@ def run_command_line() -> int:
         asked = tyro.cli(Args, default=dataclasses.replace(saved["args"], evaluate=args.evaluate))
         evaluate_run(merged(asked, saved["args"], saved["args"], ("eval_episodes", "seed")), saved)
         return 0
-    stopped_by = []
-    for name in {"SIGINT", "SIGTERM", "SIGHUP"} & {*dir(signal)}:
-        if name != "SIGHUP" or signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup ignores it
-            signal.signal(getattr(signal, name), lambda number, frame: stopped_by.append(number))
+    stopped_by = catch_signals()
     run = train(args, stopped_by)
     if run.step < run.args.total_timesteps:
         tell(f"stopped at step {run.step}; go on with: {command('resume', run.dir)}")
         return 128 + stopped_by[0]
     print(f"finished: {run.dir}, {run.step} steps")
-    for title, result in (("last", run.last), ("best", run.best)):
+    for title, result in (("last", run.state.last), ("best", run.state.best)):
         print(f"{title} evaluation: return {result['best_return']:.1f} ± {result['best_return_std']:.1f}, step {result['step']}")
     print(f"evaluate it on fresh episodes: {command('evaluate', run.dir)}")
     return 0

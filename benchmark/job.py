@@ -1,6 +1,7 @@
 """One run of a grid: what its run directory says of it, and how a Ray worker brings it to its end."""
 
 import contextlib
+import csv
 import dataclasses
 import hashlib
 import json
@@ -11,6 +12,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+
+# Of one measurement of the value bias, by the paper: state-action pairs that are collected; those of them that it is continued
+# from; continuations from each; their steps.
+BIAS_SIZES = {"pairs": 100, "chosen": 20, "continuations": 20, "max_steps": 1500}
 
 
 class UserError(Exception):
@@ -77,14 +82,25 @@ def read_config(run_dir: str) -> dict | None:
         return None
 
 
-def unmeasured(run_dir: str) -> set[int]:
-    """The steps of a run's snapshots of which bias.csv has no row."""
-    snapshots = {int(path.stem.removeprefix("step-")) for path in Path(run_dir, "snapshots").glob("step-*.pt")}
-    try:
-        rows = Path(run_dir, "bias.csv").read_text().split("\n")[1:-1]
-    except OSError:
-        rows = []
-    return snapshots - {int(row.split(",")[0]) for row in rows}
+def snapshots_of(run_dir: str | Path) -> dict[int, Path]:
+    """The snapshots of a run by their steps, in order."""
+    found = {int(path.stem.removeprefix("step-")): path for path in Path(run_dir, "snapshots").glob("step-*.pt")}
+    return dict(sorted(found.items()))
+
+
+def measured_bias(run_dir: str | Path, sizes: dict[str, int]) -> list[dict[str, str]]:
+    """The whole rows of a run's bias.csv that were measured with these sizes."""
+    path = Path(run_dir) / "bias.csv"
+    if not path.exists():
+        return []
+    wanted = {name: str(value) for name, value in sizes.items()}
+    with open(path, newline="") as file:
+        return [row for row in csv.DictReader(file) if None not in row.values() and wanted.items() <= row.items()]
+
+
+def unmeasured(run_dir: str | Path) -> set[int]:
+    """The steps of a run's snapshots of which bias.csv has no row with the paper's sizes."""
+    return snapshots_of(run_dir).keys() - {int(row["global_step"]) for row in measured_bias(run_dir, BIAS_SIZES)}
 
 
 def is_done(job: Job) -> bool:

@@ -52,13 +52,12 @@ class Settings:
     retain: int = 1  # for how many epochs the model replay keeps transitions
     width: int = 200  # of the model's hidden layers
     obs_dim: int | None = None  # how many numbers of the observation model and policy see; None: all
-    utd: int = 20  # SAC updates per environment step
 
 
 SETTINGS = {
     "Hopper": Settings((20, 150, 1, 15), -1),
     "Walker2d": Settings((20, 150, 1, 1), -3),
-    "HalfCheetah": Settings((20, 150, 1, 1), -3, utd=40),
+    "HalfCheetah": Settings((20, 150, 1, 1), -3),
     "Ant": Settings((20, 100, 1, 25), -4),
     "Humanoid": Settings((20, 300, 1, 25), -2, frequency=1000, retain=5, width=400, obs_dim=45),
     "": Settings(),

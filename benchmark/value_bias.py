@@ -30,16 +30,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: the networks are 
 import numpy as np
 import torch
 import tyro
-from job import UserError
+from job import BIAS_SIZES, UserError, measured_bias, snapshots_of
 from tqdm import tqdm
 
 
 @dataclass
 class Sizes:
-    pairs: int = 100  # state-action pairs that are collected
-    chosen: int = 20  # of them, those from which it is continued
-    continuations: int = 20  # from each chosen pair
-    max_steps: int = 1500  # of a continuation
+    pairs: int = BIAS_SIZES["pairs"]  # state-action pairs that are collected
+    chosen: int = BIAS_SIZES["chosen"]  # of them, those from which it is continued
+    continuations: int = BIAS_SIZES["continuations"]  # from each chosen pair
+    max_steps: int = BIAS_SIZES["max_steps"]  # of a continuation
 
 
 @dataclass
@@ -201,12 +201,6 @@ def best_conditions(run: Path) -> dict[int, float]:
     return {int(row["global_step"]): float(row[names[0]]) for row in rows if names}
 
 
-def snapshots_of(run: Path) -> dict[int, Path]:
-    """The snapshots of a run by their steps, in order."""
-    found = {int(path.stem.removeprefix("step-")): path for path in (run / "snapshots").glob("step-*.pt")}
-    return dict(sorted(found.items()))
-
-
 def measure_run(options: Options) -> None:
     """Measure every snapshot that has not been measured with these sizes, and write bias.csv."""
     run = options.run
@@ -222,8 +216,7 @@ def measure_run(options: Options) -> None:
     best = best_conditions(run)
     path = run / "bias.csv"
     sizes = Sizes(**sizes_of(options))
-    wanted = {name: str(value) for name, value in sizes_of(sizes).items()}
-    kept = [row for row in read_rows(path) if wanted.items() <= row.items()]
+    kept = measured_bias(run, sizes_of(sizes))
     if path.exists() and not kept:  # of other sizes: never lost
         path.replace(run / f"bias-before-{int(time.time())}.csv")
     measured = {int(row["global_step"]) for row in kept}

@@ -4,8 +4,9 @@ import json
 import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
-from experiments import HOUSEKEEPING, PAPER_ENVS, ROOT, SMOKE, SWEEPS, VARIANTS, short_name
+from experiments import HOUSEKEEPING, PAPER_ENVS, SMOKE, SWEEPS, VARIANTS, short_name
 from flags import script_defaults
 from identity import label, parts_of
 
@@ -62,8 +63,8 @@ def settings_of(run: Run) -> dict:
 
     An argument that its script did not have yet counts as today's default: a new one's default is what was done before it.
     """
-    script = f"{run.script}.py"
-    since = script_defaults(script) if (ROOT / script).is_file() else {}
+    script = next((variant.script for variant in VARIANTS.values() if Path(variant.script).stem == run.script), None)
+    since = script_defaults(script) if script else {}
     settings = {**since, **run.args, "script": run.script}
     return {name: value for name, value in settings.items() if name not in HOUSEKEEPING and value is not None}
 
@@ -73,48 +74,90 @@ def group_runs(runs: list[Run], warnings: Warnings) -> list[Group]:
 
     Settings that all runs share (see shared_settings) are in no label.
     """
-    shared, by_name = shared_settings(runs), defaultdict(dict)  # by_name: environment, experiment name -> settings -> group
-    for run in runs:
-        key = json.dumps(settings_of(run), sort_keys=True)
-        by_name[run.env_id, run.exp_name].setdefault(key, Group(run.env_id, run.exp_name, settings=key)).runs.append(run)
-    groups = [group for same in by_name.values() for group in same.values()]
-    for (env_id, name), same in by_name.items():
-        settings = [json.loads(key) for key in same]
-        keys = sorted(set().union(*settings))
-        differing = [key for key in keys if len({json.dumps(args.get(key)) for args in settings}) > 1]
-        for group, args in zip(same.values(), settings, strict=True):
-            group.told_apart_by = {key: args.get(key) for key in differing}
-            # Also where all runs of a name agree with each other, but not with what the name stands for.
-            own = {key: value for key, value in group.deviations(name).items() if key not in shared}
-            shown = ", ".join(f"{key} {value}" for key, value in {**own, **group.told_apart_by}.items())
-            group.label = plain(label(name, shared) + (f" [{shown}]" if shown else ""))
-        if len(same) > 1:
-            where = "; ".join(str(group.runs[0].path) for group in same.values())
-            warnings.add(f"runs of {name} on {env_id} differ in {', '.join(differing)} and are shown apart ({where}).")
+    shared = shared_settings(runs)
+    groups = []
+    for same in by_name(runs).values():
+        label_groups(same, shared, warnings)
+        groups += same
+    tell_labels_apart(groups, warnings)
     for group in groups:
-        alike = [other for other in groups if other.label == group.label]
-        if len(names := {other.exp_name for other in alike}) > 1:
-            warnings.add(f"runs of {' and of '.join(sorted(names))} are called alike and told apart by their experiment names.")
-            for other in alike:
-                other.label += f" [exp_name {plain(other.exp_name)}]"
-        seeds = {}
-        for run in sorted(group.runs, key=lambda run: (run.last, str(run.path))):
-            if run.seed in seeds:
-                warnings.add(f"{seeds[run.seed].path} and {run.path} are the same run (seed {run.seed}); the longer one is used.")
-            seeds[run.seed] = run
-        group.runs = [seeds[seed] for seed in sorted(seeds)]
-        late = [run for run in group.runs if run.eval.index[0] > group.last]
-        for run in late:
-            warnings.add(f"{run.path} has no evaluation by step {group.last:,}, the last of another seed: left out.")
-        group.runs = [run for run in group.runs if run not in late]
-        by_text = {run.script_sha256: run for run in group.runs}
-        if len(by_text) > 1:
-            where = " and ".join(str(run.path) for run in by_text.values())
-            warnings.add(
-                f"{where} are seeds of one algorithm by their name, but different versions of {run.script}.py made them."
-            )
+        keep_one_run_a_seed(group, warnings)
+        leave_out_late_seeds(group, warnings)
+        warn_of_differences(group, warnings)
     order = {name: i for i, name in enumerate(VARIANTS)}
     return sorted(groups, key=lambda g: (env_order(g.env_id), order.get(parts_of(g.exp_name)[0], len(order)), g.label))
+
+
+def by_name(runs: list[Run]) -> dict[tuple[str, str], list[Group]]:
+    """The groups of each environment and experiment name: one for each setting."""
+    found = defaultdict(dict)
+    for run in runs:
+        settings = json.dumps(settings_of(run), sort_keys=True)
+        group = found[run.env_id, run.exp_name].setdefault(settings, Group(run.env_id, run.exp_name, settings=settings))
+        group.runs.append(run)
+    return {name: list(same.values()) for name, same in found.items()}
+
+
+def label_groups(same: list[Group], shared: dict, warnings: Warnings) -> None:
+    """Label the groups of one environment and experiment name, by the settings in which they differ too."""
+    env_id, name = same[0].env_id, same[0].exp_name
+    settings = [json.loads(group.settings) for group in same]
+    keys = sorted(set().union(*settings))
+    differing = [key for key in keys if len({json.dumps(args.get(key)) for args in settings}) > 1]
+    for group, args in zip(same, settings, strict=True):
+        group.told_apart_by = {key: args.get(key) for key in differing}
+        # Also where all runs of a name agree with each other, but not with what the name stands for.
+        own = {key: value for key, value in group.deviations(name).items() if key not in shared}
+        shown = ", ".join(f"{key} {value}" for key, value in {**own, **group.told_apart_by}.items())
+        group.label = plain(label(name, shared) + (f" [{shown}]" if shown else ""))
+    if len(same) > 1:
+        where = "; ".join(str(group.runs[0].path) for group in same)
+        warnings.add(f"runs of {name} on {env_id} differ in {', '.join(differing)} and are shown apart ({where}).")
+
+
+def tell_labels_apart(groups: list[Group], warnings: Warnings) -> None:
+    """Add the experiment name to labels that groups of several names have."""
+    by_label = defaultdict(list)
+    for group in groups:
+        by_label[group.label].append(group)
+    for alike in by_label.values():
+        names = {group.exp_name for group in alike}
+        if len(names) > 1:
+            warnings.add(f"runs of {' and of '.join(sorted(names))} are called alike and told apart by their experiment names.")
+            for group in alike:
+                group.label += f" [exp_name {plain(group.exp_name)}]"
+
+
+def keep_one_run_a_seed(group: Group, warnings: Warnings) -> None:
+    """Of several runs with one seed the longest stays; seeds in order."""
+    seeds = {}
+    for run in sorted(group.runs, key=lambda run: (run.last, str(run.path))):
+        if run.seed in seeds:
+            warnings.add(f"{seeds[run.seed].path} and {run.path} are the same run (seed {run.seed}); the longer one is used.")
+        seeds[run.seed] = run
+    group.runs = [seeds[seed] for seed in sorted(seeds)]
+
+
+def leave_out_late_seeds(group: Group, warnings: Warnings) -> None:
+    """Leave out runs whose first evaluation comes after the group's last common one."""
+    late = [run for run in group.runs if run.eval.index[0] > group.last]
+    for run in late:
+        warnings.add(f"{run.path} has no evaluation by step {group.last:,}, the last of another seed: left out.")
+    group.runs = [run for run in group.runs if run not in late]
+
+
+def warn_of_differences(group: Group, warnings: Warnings) -> None:
+    """Say which of its runs are of different versions of a script, and which value biases were not measured alike."""
+    by_text = {run.script_sha256: run for run in group.runs}
+    if len(by_text) > 1:
+        where = " and ".join(str(run.path) for run in by_text.values())
+        warnings.add(
+            f"{where} are seeds of one algorithm by their name, but different versions of {group.runs[0].script}.py made them."
+        )
+    by_sizes = {run.bias_sizes: run for run in group.runs if run.bias_sizes}
+    if len(by_sizes) > 1:
+        where = " and ".join(str(run.path) for run in by_sizes.values())
+        warnings.add(f"the value biases of {where} were measured at different sizes.")
 
 
 def env_order(env_id: str) -> tuple:

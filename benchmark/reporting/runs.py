@@ -11,8 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from flags import script_defaults
 from identity import deviations
-from job import UserError
+from job import BIAS_SIZES, UserError
 
 CONDITIONS = {"rac_sac": "beta", "rac_td3": "beta", "vanilla_rac": "beta", "rac_itm": "k"}
 
@@ -45,6 +46,8 @@ class Run:
     eval: pd.DataFrame  # index: step
     train: pd.DataFrame  # index: step, may be empty
     fresh: pd.Series  # return of the policy that was best in training on fresh episodes (evaluate.csv), by step; may be empty
+    bias_sizes: tuple[int, ...]  # that its value bias was measured with; none where it was not, or where bias.csv does not say it
+    kept_script: Path | None  # that made it; None where there is none that can be read
 
     env_id = property(lambda self: self.args["env_id"])
     seed = property(lambda self: self.args["seed"])
@@ -53,7 +56,6 @@ class Run:
     last = property(lambda self: int(self.eval.index[-1]))
     finished = property(lambda self: self.last >= self.total)
     tracked = property(lambda self: (self.path / "wandb_id").exists())
-    kept_script = property(lambda self: self.path.resolve() / f"{self.script}.py")
 
     @property
     def short_commit(self) -> str:
@@ -135,17 +137,50 @@ def load_run(path: Path, warnings: Warnings) -> Run:
     if evaluations.index[-1] > args["total_timesteps"]:
         raise Unusable(f"{path} is mixed up: its eval.csv goes beyond the {args['total_timesteps']} steps of config.json")
     bias = read_csv(path / "bias.csv", warnings, "global_step", "eval/bias_mean", "eval/bias_std")
+    if not bias.index.is_unique:
+        warnings.add(f"{path / 'bias.csv'} is mixed up, it has a step twice: left out.")
+        bias = bias[:0]
     for column in ("eval/bias_mean", "eval/bias_std"):  # an eval.csv of an earlier version has them itself
         if not bias.empty:
             evaluations[column] = bias[column].reindex(evaluations.index)
-    commit, device = (str(config.get(name) or "unknown") for name in ("git_commit", "device"))
     train = read_csv(path / "train.csv", warnings, "global_step", "charts/SPS")
     fresh = read_csv(path / "evaluate.csv", warnings, "global_step", "return", "best_in_training")
     fresh = fresh["return"][fresh["best_in_training"] == 1][:1]
     if not fresh.index.isin(evaluations.index).all():
         warnings.add(f"{path / 'evaluate.csv'} is of step {fresh.index[0]:,}, at which eval.csv has no evaluation: left out.")
         fresh = fresh[:0]
-    return Run(path, script, told, args, commit, config.get("script_sha256"), device, evaluations, train, fresh)
+    return Run(
+        path=path,
+        script=script,
+        condition=told,
+        args=args,
+        commit=str(config.get("git_commit") or "unknown"),
+        script_sha256=config.get("script_sha256"),
+        device=str(config.get("device") or "unknown"),
+        eval=evaluations,
+        train=train,
+        fresh=fresh,
+        bias_sizes=bias_sizes(bias),
+        kept_script=readable_script(path.resolve() / f"{script}.py", warnings),
+    )
+
+
+def bias_sizes(bias: pd.DataFrame) -> tuple[int, ...]:
+    """The sizes that a bias.csv was measured with; none where it does not say them."""
+    sizes = bias.filter(list(BIAS_SIZES)).dropna()
+    return tuple(sizes.iloc[0].astype(int)) if len(sizes) else ()
+
+
+def readable_script(path: Path, warnings: Warnings) -> Path | None:
+    """A script that a run has kept, or None where there is none whose defaults can be read."""
+    try:
+        script_defaults(str(path))
+    except FileNotFoundError:
+        return None
+    except (OSError, SyntaxError, ValueError):
+        warnings.add(f"{path} is damaged: the defaults of today's script count for its run.")
+        return None
+    return path
 
 
 def is_shown(folder: Path) -> bool:

@@ -327,8 +327,8 @@ def test_where_not_all_seeds_have_come_each_is_drawn_by_itself(tmp_path):
 
 
 def test_algorithms_of_main_look_different(tmp_path):
-    for name in experiments.EXPERIMENTS["main"][1]:
-        script = experiments.VARIANTS[name][1].split("/")[-1].removesuffix(".py")
+    for name in experiments.EXPERIMENTS["main"].variants:
+        script = experiments.VARIANTS[name].script.split("/")[-1].removesuffix(".py")
         make_run(tmp_path, name, "Hopper-v4", 1, {5000: 10, 6000: 20}, script=script)
     groups = grouping.group_runs(runs.find_runs([tmp_path], said := runs.Warnings()), said)
     figure = figures.draw_curves(groups, "eval/best_return", "return")
@@ -371,6 +371,41 @@ def test_defaults_are_those_of_the_script_that_a_run_has_kept(tmp_path, report):
     _, _, text = report("runs")
     assert "[tau 0.1]" not in text
     assert "| RAC-SAC " in text
+
+
+def test_one_damaged_run_does_not_end_the_report(tmp_path, report):
+    """A kept script that is cut off, a bias.csv with a step twice: a warning each."""
+    path = make_run(tmp_path / "runs", "rac_sac", "Hopper-v4", 1, {5000: 10, 6000: 20}, bias=True)
+    make_run(tmp_path / "runs", "rac_td3", "Hopper-v4", 1, {5000: 10, 6000: 20}, script="rac_td3")
+    (path / "rac_sac.py").write_text((ROOT / "rac_sac.py").read_text().split("class Args:")[0] + "class Args")
+    (path / "bias.csv").write_text((path / "bias.csv").read_text() + "6000,1,2\n")
+    out, err, text = report("runs")
+    assert "2 runs, 2 warnings" in out, err
+    assert "rac_sac.py is damaged: the defaults of today's script count for its run" in err
+    assert "bias.csv is mixed up, it has a step twice: left out" in err
+    assert "| RAC-SAC " in text
+
+
+def test_value_biases_of_different_sizes_are_named(tmp_path, report):
+    for seed, chosen in ((1, 20), (2, 20), (3, 2)):
+        path = make_run(tmp_path / "runs", "rac_sac", "Hopper-v4", seed, {5000: 10, 6000: 20})
+        sizes = {"pairs": 100, "chosen": chosen, "continuations": 20, "max_steps": 1500}
+        write_csv(path / "bias.csv", [{"global_step": 6000, "eval/bias_mean": 1, "eval/bias_std": 2, **sizes}])
+    _, err, _ = report("runs")
+    assert err.count("warning") == 1
+    assert "Hopper-v4__rac_sac__2 and" in err
+    assert "Hopper-v4__rac_sac__3 were measured at different sizes" in err
+
+
+def test_an_argument_that_baselines_have_gained_does_not_part_runs(tmp_path, report):
+    make_run(tmp_path / "runs", "sac", "Hopper-v4", 1, {5000: 10, 6000: 20}, script="baselines")
+    path = make_run(tmp_path / "runs", "sac", "Hopper-v4", 2, {5000: 10, 6000: 30}, script="baselines")
+    config = json.loads((path / "config.json").read_text())
+    del config["args"]["hidden_dim"]
+    (path / "config.json").write_text(json.dumps(config))
+    _, err, text = report("runs")
+    assert "2 runs of 1 algorithm" in text
+    assert err == ""
 
 
 def test_the_current_folder_is_no_place_for_a_report(tmp_path, report):

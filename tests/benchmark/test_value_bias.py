@@ -14,6 +14,7 @@ from conftest import ROOT, environment
 import rac_sac
 
 sys.path.insert(0, str(ROOT / "benchmark"))
+import job
 import value_bias
 
 GAMMA, ALPHA, LOG_PROB, Q = 0.9, 0.2, -0.5, 10.0
@@ -149,6 +150,11 @@ def test_bias_of_a_run(cli, measure):
     assert [row["global_step"] for row in rows] == ["200", "300"]
     assert all(np.isfinite(float(row[name])) for row in rows for name in ("eval/bias_mean", "eval/bias_std"))
     assert [row["max_steps"] for row in rows] == ["30", "30"]
+    assert job.unmeasured(run) == {200, 300}  # a grid measures at the paper's sizes
+    text = (run / "bias.csv").read_text()
+    (run / "bias.csv").write_text(text.replace(",6,3,2,30\n", ",100,20,20,1500\n", 1))
+    assert job.unmeasured(run) == {300}
+    (run / "bias.csv").write_text(text)
     with open(run / "eval.csv") as file:
         assert [row["eval/best_beta"] for row in csv.DictReader(file)] == [row["eval/best_beta"] for row in rows]
     lines = (run / "bias.csv").read_text().splitlines(keepends=True)

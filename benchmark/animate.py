@@ -2,9 +2,10 @@
 
     python benchmark/animate.py policies/Ant-v4.pt --out family.webp
 
-A policy file of rac_sac.py or rac_td3.py. Next to the animation a still picture is written, of its middle frame (.png).
+A policy file of rac_sac.py. Next to the animation a still picture is written, of its middle frame (.png).
 """
 
+import math
 import os
 import sys
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ GREY_OF_ONE_THAT_FELL = 0.45  # the brightness of the last picture of an episode
 @dataclass
 class Options:
     policy: Annotated[Path, tyro.conf.Positional]  # a policy file, or a run directory
-    out: Path = Path("family.webp")  # the animation; the still picture gets the suffix .png
+    out: Path = Path("family.webp")  # the animation, .webp; the still picture gets the suffix .png
     betas: tuple[float, ...] = ()  # default: the smallest, the middle and the largest of those evaluated
     seed: int = 1  # of the initial state, which is the same for all
     seconds: float = 8.0  # of the episode, from its beginning
@@ -43,11 +44,14 @@ def play(env: gym.Env, policy, beta: float, options: Options) -> tuple[list[np.n
     obs, _ = env.reset(seed=options.seed)
     frames, returns = [env.render()], [0.0]
     total, steps, terminated, truncated = 0.0, 0, False, False
-    while len(frames) < options.seconds * options.frames_per_second and not (terminated or truncated):
+    wanted = math.ceil(options.seconds * options.frames_per_second)
+    while len(frames) < wanted and not (terminated or truncated):
         obs, reward, terminated, truncated, _ = env.step(policy(obs, beta=beta))
         total += float(reward)
         steps += 1
-        if steps * env.unwrapped.dt * options.frames_per_second >= len(frames) or terminated:
+        due = 1 + int(steps * env.unwrapped.dt * options.frames_per_second + 1e-9)  # by now, with that of the initial state
+        due = min(due, wanted)
+        for _ in range(max(due - len(frames), int(terminated))):
             frames.append(env.render())
             returns.append(total)
     return frames, returns, terminated
@@ -79,6 +83,11 @@ def animation(episodes: list, betas: list[float]) -> list[Image.Image]:
 
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
+    for name in ("seconds", "frames_per_second", "width", "height"):
+        if not 0 < getattr(options, name) < math.inf:
+            raise UserError(f"{name} is {getattr(options, name)}; it must be above 0.")
+    if options.out.suffix != ".webp":
+        raise UserError(f"out is {options.out}; it must end in .webp.")
     gym.logger.min_level = gym.logger.ERROR  # that -v4 is not the newest
     policy = load_policy(options.policy)
     betas = list(options.betas) or [policy.betas[0], policy.betas[len(policy.betas) // 2], policy.betas[-1]]
@@ -92,6 +101,7 @@ def main() -> None:
         raise UserError(f"{env_id} cannot be rendered here: {first_line(error)}; MuJoCo's environments can.") from None
     pictures = animation(episodes, betas)
     how = {"save_all": True, "append_images": pictures[1:], "duration": round(1000 / options.frames_per_second), "loop": 0}
+    options.out.parent.mkdir(parents=True, exist_ok=True)
     pictures[0].save(options.out, quality=options.quality, method=6, **how)
     still = options.out.with_suffix(".png")
     pictures[len(pictures) // 2].save(still, optimize=True)

@@ -77,6 +77,7 @@ def row(run: Path, file: PolicyFile) -> str:
 
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
+    options.out.mkdir(parents=True, exist_ok=True)
     for run in options.runs:
         path = run / "best_policy.pt"
         file = load_policy_file(path)

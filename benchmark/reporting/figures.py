@@ -75,7 +75,7 @@ def draw_curves(groups: list[Group], column: str, ylabel: str, order=None, publi
     figure, axes = panels(env_ids, ylabel)
     for group in with_data:
         ax, i = axes[env_ids.index(group.env_id)], order.index(group.label)
-        look = {"color": COLOURS[i % len(COLOURS)], "linestyle": LINES[(i // len(COLOURS) + i) % len(LINES)]}  # 20 looks
+        look = {"color": COLOURS[i % len(COLOURS)], "linestyle": LINES[(i // len(COLOURS) + i) % len(LINES)]}  # 40 looks
         stats = curve(group, column)
         whole = stats[stats["seeds"] == len(group.runs)]
         ax.plot(whole.index, whole["mean"], label=group.label, marker="o" if len(whole) == 1 else None, markersize=3, **look)

@@ -10,8 +10,9 @@ on the CPU; a training step is `Learner.update`, without acting and simulator. t
 import statistics
 import time
 from dataclasses import dataclass
+from unittest import mock
 
-from measure import Sizes, about, make_learner, table, time_block, words
+from measure import Sizes, about, fail, make_learner, table, time_block, words
 
 import torch  # isort: skip (measure sets OpenMP up before)
 import tyro  # isort: skip
@@ -25,34 +26,43 @@ class Options:
 
 
 def core_seconds(module, env_id: str, rounds: int) -> tuple[float, float]:
-    """Of one policy's 10 episodes of 1000 steps each; and the part of it that MuJoCo itself takes."""
+    """CPU time of one policy's 10 episodes of 1000 steps each, and of the part of it that MuJoCo itself takes; medians."""
     import mujoco
 
     args = module.check_args(module.Args(env_id=env_id))
-    envs = [module.FlatEnv(env_id, terminate_when_unhealthy=False) for _ in range(args.eval_episodes)]
+    try:
+        envs = [module.FlatEnv(env_id, terminate_when_unhealthy=False) for _ in range(args.eval_episodes)]
+    except module.UserError as error:
+        fail(str(error))
     actor = module.make_network("actor", args, envs[0].obs_dim, envs[0].action_dim)
-    whole, physics, original = [], [], mujoco.mj_step
+    whole, physics = [], []
+    mj_step = mujoco.mj_step
 
     def clocked(*arguments, **options):
-        start = time.perf_counter()
-        original(*arguments, **options)
-        physics[-1] += time.perf_counter() - start
-
-    mujoco.mj_step = clocked
-    for _ in range(rounds):
-        physics.append(0.0)
         start = time.process_time()
-        module.play_episodes(envs, actor, module.eval_conditions(args)[0], list(range(args.eval_episodes)))
-        whole.append(time.process_time() - start)
-    mujoco.mj_step = original
+        mj_step(*arguments, **options)
+        physics[-1] += time.process_time() - start
+
+    with mock.patch.object(mujoco, "mj_step", clocked):
+        for _ in range(rounds):
+            physics.append(0.0)
+            start = time.process_time()
+            module.play_episodes(envs, actor, module.eval_conditions(args)[0], list(range(args.eval_episodes)))
+            whole.append(time.process_time() - start)
     return statistics.median(whole), statistics.median(physics)
 
 
 def main() -> None:
-    options, rows = tyro.cli(Options, description=__doc__), []
+    options = tyro.cli(Options, description=__doc__)
+    if options.rounds < 1:
+        fail(f"rounds is {options.rounds}; it must be at least 1.")
+    rows = []
     print(words(about(torch.device("cpu"))) + "\n", flush=True)
     for env_id in options.env_ids:
-        module, _, learner = make_learner(options.script, Sizes(env_id, cuda=False))
+        try:
+            module, _, learner = make_learner(options.script, Sizes(env_id, cuda=False))
+        except ValueError as error:  # of the user
+            fail(str(error))
         args, cores = learner.args, torch.get_num_threads()
         time_block(learner, 1)
         step = statistics.median(time_block(learner, 5) for _ in range(5))

@@ -13,7 +13,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import tyro
+from job import last_step
+from measure import ROOT, fail
 
 
 @dataclass
@@ -38,26 +41,28 @@ def resident(pid: int) -> int:
 
 def main() -> int:
     options = tyro.cli(Options, description=__doc__)
+    script = ROOT / f"{options.script}.py"
+    if not script.is_file():
+        fail(f"there is no script {script.name}; give names such as rac_sac.")
+    points, every = [], options.steps // 10
     with tempfile.TemporaryDirectory() as root:
-        script = Path(__file__).resolve().parent.parent.parent / f"{options.script}.py"
+        log = Path(root, "log")
         command = [sys.executable, str(script), "--run-root", root, "--run-name", "run"]
         command += f"""--env-id {options.env_id} --total-timesteps {options.steps} --learning-starts 1000 --q-lr-warmup-end 1000
             --buffer-size 5000 --batch-size 32 --hidden-dim 8 --num-critics 2 --utd 1 --eval-frequency 2000 --eval-episodes 2
             --checkpoint-seconds 20""".split()
-        process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-        points, train_csv, due = [], Path(root) / "run/train.csv", options.steps // 10
+        with open(log, "wb") as output:
+            process = subprocess.Popen(command, stderr=output)
         start = time.time()
         while process.poll() is None:
             time.sleep(0.5)
-            lines = train_csv.read_text().split("\n")[1:-1] if train_csv.exists() else []
-            step = int(lines[-1].split(",")[0]) if lines else 0
-            if step >= due and step < options.steps:
+            step = last_step(Path(root, "run"), "train.csv")
+            if (len(points) + 1) * every <= step < options.steps:
                 points.append(resident(process.pid))
                 print(f"step {step:>7}  {points[-1] / 2**20:7.1f} MiB  {time.time() - start:5.0f} s", flush=True)
-                due += options.steps // 10
         if process.returncode or len(points) < 5:
-            print(f"error: the run ended with exit code {process.returncode} after {len(points)} points.", file=sys.stderr)
-            return 2
+            said = log.read_text().strip().splitlines() or ["nothing"]
+            fail(f"the run ended with exit code {process.returncode} after {len(points)} points; it said: {said[-1]}")
     growth = points[-1] / points[1] - 1
     print(f"growth from a fifth of the run to its end: {100 * growth:+.2f} %")
     return int(growth > 0.02)

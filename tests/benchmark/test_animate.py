@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from conftest import ROOT
@@ -29,6 +30,35 @@ def test_three_betas(cli, tmp_path):
         assert still.size == (360, 90)
 
 
+@pytest.mark.parametrize("frames_per_second", [5, 20, 40])
+def test_a_film_takes_as_long_as_what_it_shows(monkeypatch, frames_per_second):
+    """Also with more than a frame, or less than one, for each step of the simulator."""
+    monkeypatch.syspath_prepend(ROOT / "benchmark")
+    import animate
+
+    class Env:
+        dt = 0.05
+        steps = 0
+        unwrapped = property(lambda self: self)
+
+        def reset(self, seed):
+            return 0, {}
+
+        def step(self, action):
+            self.steps += 1
+            return 0, 1.0, False, False, {}
+
+        def render(self):
+            return self.steps
+
+    env = Env()
+    options = animate.Options(Path(), seconds=2.0, frames_per_second=frames_per_second)
+    frames, returns, _ = animate.play(env, lambda obs, beta: 0, 0.1, options)
+    assert len(frames) == len(returns) == 2 * frames_per_second
+    shown_at = [number / frames_per_second for number in range(len(frames))]
+    assert all(abs(steps * env.dt - at) <= env.dt for steps, at in zip(frames, shown_at, strict=True))
+
+
 def test_what_cannot_be_animated(cli, toy, tmp_path):
     for path, said in ((tmp_path / "none.pt", "does not exist"), (ROOT / "README.md", "is damaged")):
         result = animate(path, "--out", tmp_path / "family.webp")
@@ -36,3 +66,7 @@ def test_what_cannot_be_animated(cli, toy, tmp_path):
         (line,) = (line for line in result.stderr.splitlines() if line.startswith("error:"))
         assert said in line
         assert "Traceback" not in result.stderr
+    for option, value in (("--frames-per-second", "0"), ("--seconds", "nan"), ("--out", "family.png")):
+        result = animate(ROOT / "policies/Ant-v4.pt", option, value)
+        assert result.returncode == 2
+        assert result.stderr.startswith(f"error: {option[2:].replace('-', '_')} is {value}; it must ")

@@ -82,7 +82,9 @@ def settings_of_torch():
     import torch
 
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    deterministic = torch.are_deterministic_algorithms_enabled()
     yield
+    torch.use_deterministic_algorithms(deterministic, warn_only=True)
     torch.set_num_threads(threads)
     torch.set_float32_matmul_precision(precision)
 

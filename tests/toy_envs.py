@@ -224,7 +224,6 @@ for name, entry, kwargs in (
     ("Exits-v0", Counter, {"change": does(lambda: sys.exit(3), where=in_a_worker)}),
     ("Interrupts-v0", Counter, {"change": does(lambda: raises(KeyboardInterrupt()), where=in_a_worker)}),
     ("TwoArguments-v0", Counter, {"change": does(lambda: raises(TwoArguments("a fault", "the simulator")), where=in_a_worker)}),
-    ("NanInEvaluation-v0", Counter, {"change": lambda env: {"obs": np.array([np.nan])} if in_a_worker() else {}}),
     ("InfLoss-v0", Counter, {"change": since(250, reward=1e30)}),  # finite itself, but its square is not in float32
     ("Deadly-v0", Counter, {"change": does(kill_self, step=250, where=in_training)}),
     ("Start-v0", Start, {}),

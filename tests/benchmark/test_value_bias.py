@@ -18,6 +18,7 @@ import job
 import value_bias
 
 GAMMA, ALPHA, LOG_PROB, Q = 0.9, 0.2, -0.5, 10.0
+PAPER = {"pairs": 100, "chosen": 20, "continuations": 20, "max_steps": 1500}  # sizes, by the paper
 
 
 class ByHand:
@@ -164,6 +165,21 @@ def test_bias_of_a_run(cli, measure):
     (run / "snapshots/step-300.pt").unlink()
     _, others = measure(run, *SMALL[:-1], "29")
     assert [row["global_step"] for row in others] == ["200"] and others[0]["max_steps"] == "29"
+
+
+def test_continuations_have_no_time_limit(cli, monkeypatch):
+    """Pendulum-v1 is cut off after 200 steps, of which its physics knows nothing."""
+    run = cli.train("run", "--snapshot-frequency", "100", "--eval-episodes", "1", env_id="Pendulum-v1")
+    measured_in = []
+    monkeypatch.setattr(value_bias, "measure", lambda *arguments, **options: measured_in.append(arguments) or (0.0, 0.0))
+    row = value_bias.measure_snapshot(ROOT / "rac_sac.py", run / "snapshots/step-500.pt", 0.8, value_bias.Sizes())
+    assert {name: row[name] for name in job.BIAS_SIZES} == PAPER
+    ((_, env, endless_envs, *_),) = measured_in
+    assert len(endless_envs) == 20
+    for limited, played in ((True, env), (False, endless_envs[0])):
+        played.reset(seed=0)
+        cut = [played.step(np.zeros(1, np.float32))[3] for _ in range(200)]
+        assert cut == [False] * 199 + [limited]
 
 
 def test_what_cannot_be_measured(cli, measure, tmp_path):

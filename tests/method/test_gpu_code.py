@@ -31,9 +31,10 @@ class Recorder(TorchDispatchMode):
     As torch.compile in a script, compile() traces a function for the device of its inputs and runs the graph as it is.
     """
 
-    def __init__(self, receive=lambda name, graph, inputs: None):
+    def __init__(self, receive=lambda name, graph, inputs: None, decompositions=None):
         super().__init__()
         self.receive = receive  # what is called with each graph
+        self.decompositions = decompositions  # of operations into simpler ones, before that
         self.graphs = []  # (name of the function, graph), one for each kind of inputs
         self.calls = Counter()  # by position in graphs
         self.operations = []
@@ -67,7 +68,8 @@ class Recorder(TorchDispatchMode):
 
             return run
 
-        traced = self.torch_compile(function, fullgraph=True, dynamic=False, backend=aot_autograd(fw_compiler=keep))
+        backend = aot_autograd(fw_compiler=keep, decompositions=self.decompositions)
+        traced = self.torch_compile(function, fullgraph=True, dynamic=False, backend=backend)
 
         def call(*arguments):
             self.compiled_now = True
@@ -297,8 +299,7 @@ def count_launches(script, monkeypatch, options):
     from torch._inductor.decomposition import select_decomp_table
 
     codes = []
-    recorder = Recorder(receive=lambda name, graph, inputs: codes.append(gpu_code(graph, inputs, options)))
-    monkeypatch.setitem(globals(), "aot_autograd", lambda **given: aot(**given, decompositions=select_decomp_table()))
+    recorder = Recorder(lambda name, graph, inputs: codes.append(gpu_code(graph, inputs, options)), select_decomp_table())
     learner = meta_learner(script, monkeypatch, recorder)
     with recorder:
         learner._update()
@@ -314,9 +315,6 @@ def count_launches(script, monkeypatch, options):
         launched[f"{name} {number}"] = (recorder.calls[number], kernels)
     (critic,) = (kernels for name, (_, kernels) in launched.items() if name.startswith("update_critics"))
     return critic, sum(uses * kernels for uses, kernels in launched.values()), launched
-
-
-aot = aot_autograd
 
 
 # Launches of one critic update and of all updates of an environment step; the second pair with FEWER_KERNELS

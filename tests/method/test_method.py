@@ -251,6 +251,7 @@ def test_an_environment_step(method):
     order = ["prepare_critics", *["update_critics"] * 3, *(f"update_{name}" for name in method.learned[1:])]
     assert [call.name for call in calls] == order
     prepared, critics, others = calls[0], calls[1:4], calls[4:]
+    assert sampled.inputs["position"].dtype == torch.float64  # float32 cannot tell a million rows apart evenly
 
     # every critic update has its own part of what was prepared
     for field, expected in prepared.result._asdict().items():

@@ -68,6 +68,7 @@ OF_OTHERS = [
     ("rac_itm", ["--train-k-max", "3.5"], r"train_k_max is 3.5; .*num_critics, 3"),
     ("rac_itm", ["--explore-k-max", "2.5"], r"explore_k_max is 2.5; .*train_k_max, 2.0"),
     ("rac_itm", ["--eval-k-max", "1"], r"eval_k_max is 1.0; .*1"),
+    ("rac_itm", ["--eval-k-max", "3.5"], r"eval_k_max is 3.5; .*num_critics, 3"),
 ]
 
 

@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from conftest import checkpoint_of, files_in, messages, read_rows, rows_of, sentence_of
-from toy_envs import Counter, Lottery, Moving, NoActionSpace, OldInterface, Spaces
+from toy_envs import Counter, Lottery, Moving, NoActionSpace, OldInterface, Spaces, Start
 
 import rac_sac
 
@@ -39,6 +39,31 @@ def test_an_environment_is_never_stepped_past_its_end(cli, toy):
 
     cli.call("--env-id", toy(change=of_random_length, ends="never"), *cli.brief)
     assert checkpoint_of(cli.run_dir)["state"]["step"] == 60
+
+
+def test_an_observation_that_is_used_again(cli, toy):
+    """One array for all observations, which every step changes: a row holds two different ones all the same."""
+
+    class Reusing(Counter):
+        array = np.zeros(1, np.float32)
+
+        def reset(self, seed=None, options=None):
+            self.array[:], info = super().reset(seed)
+            return self.array, info
+
+        def step(self, action):
+            self.array[:], *rest = super().step(action)
+            return self.array, *rest
+
+    obs, _, _, _, next_obs = replay_of(cli, toy(Reusing)).T
+    np.testing.assert_array_equal(obs, np.arange(60) % 7)
+    np.testing.assert_array_equal(next_obs, np.arange(60) % 7 + 1)
+
+
+def test_every_episode_has_a_start_of_its_own(cli, toy):
+    """Its reward is drawn from the seed of its reset."""
+    rewards = replay_of(cli, toy(Start))[:, 2]
+    assert len(np.unique(rewards)) == 60
 
 
 @pytest.mark.parametrize("value", [1, True, np.array([True]), np.float64(1.0)], ids=repr)
@@ -101,8 +126,7 @@ def test_actions_stay_within_bounds(cli, toy, low, high):
 def test_actions_reach_their_bounds(toy, low, high):
     """-1, 0 and 1 are the lower bound, the middle and the upper bound."""
     seen = []
-    env = rac_sac.FlatEnv(toy(low=(low,), high=(high,)))
-    env.unwrapped.step = lambda action: (seen.append(action), Counter.step(env.unwrapped, action))[1]
+    env = rac_sac.FlatEnv(toy(low=(low,), high=(high,), change=lambda env: seen.append(env.action)))
     env.reset(seed=0)
     for action in (-1.0, 0.0, 1.0):
         env.step(np.array([action], np.float32))

@@ -1,5 +1,6 @@
 """The policies that a run hands on: --evaluate, load_policy, files of the version before, videos, export."""
 
+import itertools
 import os
 import re
 import shlex
@@ -104,11 +105,10 @@ def test_a_policy_file_is_evaluated(cli, toy):
 
 def test_the_best_policy_is_evaluated(cli, toy):
     """That of the step that was the best; a run's last two lines have the commands that play the last policy and this one."""
-    grows = {"reward": 0.0}
+    reward = itertools.count(0, -1)
 
     def falling(env):
-        grows["reward"] -= 1.0
-        return grows.copy()
+        return {"reward": float(next(reward))}
 
     last, best = cli.call("--env-id", toy(change=falling), *cli.brief).stdout.splitlines()[-2:]
     for line, policy, step in ((last, "the last policy", 60), (best, "the best", 40)):
@@ -220,6 +220,21 @@ def test_a_condition_that_no_policy_was_trained_for(cli, toy, value):
     for give in ({"condition": value}, {"beta": value}):
         with pytest.raises(rac_sac.UserError, match="beta"):
             policy(obs, **give)
+
+
+RANGES = {"rac_sac": (1e-7, 0.8), "rac_td3": (1e-7, 0.8), "vanilla_rac": (0.3, 0.3), "rac_itm": (1.0, 2.0)}
+
+
+@every_script
+def test_the_range_of_conditions(cli, toy):
+    """From the smallest to the largest that was trained."""
+    module = load_script(ROOT / f"{cli.name}.py")
+    policy = make_policy(cli, toy, module=module)
+    low, high = RANGES[cli.name]
+    assert policy(np.zeros(1), low).shape == policy(np.zeros(1), high).shape == (1,)
+    for outside in (low * 0.99, high * 1.01):
+        with pytest.raises(module.UserError, match=f"from {low} to {high}"):
+            policy(np.zeros(1), outside)
 
 
 @pytest.mark.parametrize("named", [{"gamma": 0.1}, {"beta": 0.1, "gamma": 0.1}, {"k": 1.0}], ids=repr)

@@ -145,7 +145,6 @@ def test_rows_of_evaluations(cli, finished):
         alphas = [float(row[name]) for name in row if name.startswith("eval/alpha_")]
         assert len(alphas) == (0 if cli.name == "rac_td3" else len(returns))
         assert all(alpha > 0 for alpha in alphas)
-    assert not any("bias" in name for name in rows[0])
 
 
 @every_script
@@ -168,6 +167,54 @@ def test_rows_of_training(cli, finished):
     np.testing.assert_allclose([float(row["charts/episodic_return"]) for row in ended], returns, rtol=1e-5)
 
 
+@pytest.mark.parametrize("alpha", [0.3, 0.0])
+def test_a_fixed_temperature(cli, toy, alpha):
+    """A row of train.csv has averages over its environment steps: that of a constant is the constant."""
+    cli.call("--env-id", toy(), *cli.brief, "--no-autotune", "--alpha", str(alpha))
+    learned = [row for row in read_rows(cli.run_dir / "train.csv") if row["losses/alpha"]]
+    assert len(learned) > 1
+    assert all(float(row["losses/alpha"]) == pytest.approx(alpha, rel=1e-5, abs=1e-30) for row in learned)
+    last = read_rows(cli.run_dir / "eval.csv")[-1]
+    assert all(float(last[name]) == pytest.approx(alpha, rel=1e-5, abs=1e-30) for name in last if name.startswith("eval/alpha_"))
+
+
+def test_a_temperature_without_a_network(cli, toy):
+    """One scalar, the same for all betas, which has learned."""
+    cli.call("--env-id", toy(), *cli.brief, "--no-temperature-network", "--initial-log-alpha", "-2")
+    last = read_rows(cli.run_dir / "eval.csv")[-1]
+    (alpha,) = {float(last[name]) for name in last if name.startswith("eval/alpha_")}
+    assert 0 < abs(np.log(alpha) + 2) < 0.1
+
+
+def test_a_row_every_thousand_steps(cli, toy):
+    """Of an episode that does not end; and a last one."""
+    steps = (
+        "--total-timesteps 1010 --learning-starts 1005 --q-lr-warmup-end 1005 --buffer-size 1010 --eval-frequency 1000".split()
+    )
+    few = ("--num-eval-policies", "1", "--eval-episodes", "1")
+    cli.call("--env-id", toy(length=1100), *cli.brief, *steps, *few)
+    assert [row["global_step"] for row in read_rows(cli.run_dir / "train.csv")] == ["1000", "1010"]
+
+
+def test_times(cli, toy):
+    """Wall seconds go on where a run is resumed, without the time between; SPS is steps by seconds."""
+    now = [1000.0]
+    cli.monkeypatch.setattr(rac_sac.time, "time", lambda: now[0])
+
+    def clock(env):
+        if env.number in (0, 3):  # a step of training, before and after resuming, takes half a second
+            now[0] += 0.5
+
+    cli.call("--env-id", toy(change=clock), *cli.brief)
+    now[0] += 500
+    cli.call("--resume", cli.run_dir, "--total-timesteps", "70")
+    for row in (*read_rows(cli.run_dir / "eval.csv"), *read_rows(cli.run_dir / "train.csv")):
+        step = int(row["global_step"])
+        repeated = 60 % 7 if step > 60 else 0  # steps of the episode that was cut
+        assert float(row["charts/wall_seconds"]) == pytest.approx((step + repeated) / 2)
+    assert [row["charts/SPS"] for row in read_rows(cli.run_dir / "train.csv")][:9] == ["2.0"] * 9
+
+
 def test_line_ends(finished):
     run_dir, _, _ = finished
     for name in ("eval.csv", "train.csv"):
@@ -177,11 +224,41 @@ def test_line_ends(finished):
 def test_returns_are_those_of_the_seeds(cli, toy):
     """Every policy plays from the same initial states, which follow from the seed."""
     cli.call("--env-id", toy(Start), *cli.brief, "--seed", "5")
-    seeds = rac_sac.seeds_for(5, 0, 0, 2)
-    expected = np.mean([np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed))).random() for seed in seeds])
+    expected = starts_of(rac_sac.seeds_for(5, 0, 0, 2)).mean()
     for row in read_rows(cli.run_dir / "eval.csv"):
         for beta in EVALUATED["rac_sac"]:
             assert float(row[f"eval/return_{beta}"]) == pytest.approx(expected)
+
+
+class Scaled(Start):
+    """Rewards the action, times what the reset has drawn from its seed."""
+
+    def step(self, action):
+        obs, reward, *rest = super().step(action)
+        return obs, reward * float(action[0]), *rest
+
+
+def starts_of(seeds: list[int]) -> np.ndarray:
+    return np.array([np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed))).random() for seed in seeds])
+
+
+def test_mean_and_std_over_episodes(cli, toy):
+    """Of the best policy in eval.csv, of every policy in evaluate.csv, which plays others; the population's std."""
+    cli.call("--env-id", toy(Scaled), *cli.brief, "--eval-episodes", "4")
+    cli.call("--evaluate", cli.run_dir)
+    policy = rac_sac.load_policy(cli.run_dir)
+    last = read_rows(cli.run_dir / "eval.csv")[-1]
+    actions = np.array([float(policy(np.zeros(1), beta)[0]) for beta in policy.betas])
+    best = actions.argmax()
+    assert np.ptp(actions) > 1e-3
+    assert best > 0  # the first one would be found by chance
+    returns = starts_of(rac_sac.seeds_for(1, 0, 0, 4)) * actions[best]
+    assert float(last["eval/best_return"]) == pytest.approx(returns.mean(), rel=1e-5)
+    assert float(last["eval/best_return_std"]) == pytest.approx(returns.std(), rel=1e-5)
+    fresh = starts_of(rac_sac.seeds_for(1, 1, 0, 4))
+    for row, action in zip(read_rows(cli.run_dir / "evaluate.csv"), actions, strict=True):
+        assert float(row["return"]) == pytest.approx(fresh.mean() * action, rel=1e-5)
+        assert float(row["return_std"]) == pytest.approx(fresh.std() * abs(action), rel=1e-5)
 
 
 # -------------------------------------------------------------------------------------------------------- what it says
@@ -246,6 +323,25 @@ def test_defaults_depend_on_the_environment(env_id, steps, capacity):
     assert (args.total_timesteps, args.buffer_size) == (steps, capacity)
     given = rac_sac.check_args(rac_sac.Args(env_id=env_id, total_timesteps=7000, buffer_size=6000))
     assert (given.total_timesteps, given.buffer_size) == (7000, 6000)
+
+
+@pytest.mark.parametrize("cores, workers, most", [(1, 1, 4), (8, 4, 32), (64, 12, 256)])
+def test_number_of_evaluation_workers(monkeypatch, cores, workers, most):
+    """Half the cores, up to 12; what is asked for, up to 4 a core."""
+    monkeypatch.setattr(rac_sac.os, "sched_getaffinity", lambda process: set(range(cores)), raising=False)
+    assert rac_sac.check_args(rac_sac.Args()).eval_workers == workers
+    assert rac_sac.check_args(rac_sac.Args(eval_workers=1000)).eval_workers == most
+    assert rac_sac.check_args(rac_sac.Args(eval_workers=0)).eval_workers == 0
+
+
+def test_settings_of_torch_follow_the_arguments(cli, toy):
+    for arguments, precision, deterministic in (
+        (("--matmul-precision", "high"), "high", True),
+        (("--matmul-precision", "highest", "--no-torch-deterministic"), "highest", False),
+    ):
+        cli.call("--env-id", toy(), *cli.brief, *arguments, "--run-name", precision)
+        assert torch.get_float32_matmul_precision() == precision
+        assert torch.are_deterministic_algorithms_enabled() == deterministic
 
 
 PROGRAM = """

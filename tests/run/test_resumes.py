@@ -110,6 +110,15 @@ def test_more_steps(cli, toy):
     assert json.loads((cli.run_dir / "config.json").read_text())["args"]["total_timesteps"] == 70
 
 
+def test_threads_are_those_of_the_checkpoint(cli, toy):
+    """Another number would change the last bits."""
+    cli.call("--env-id", toy(), *cli.brief)
+    put(cli.run_dir, threads=2)
+    grow(cli)
+    assert torch.get_num_threads() == 2
+    assert checkpoint_of(cli.run_dir)["threads"] == 2
+
+
 def test_fewer_steps(cli, toy):
     cli.call("--env-id", toy(), *cli.brief)
     line = sentence_of(cli.call("--resume", cli.run_dir, "--total-timesteps", "50", code=2))

@@ -916,6 +916,8 @@ class Run:
             load_network(self.args, "actor", evaluation.actor, self.env.obs_dim, self.env.action_dim)
             actor = {name: tensor.clone() for name, tensor in evaluation.actor.items()}
             self.saved_pending.append(evaluation._replace(actor=actor))
+        if self.state.last_evaluation and not (self.run_dir / "eval.csv").exists():
+            tell(f"{self.shown_dir}/eval.csv is not there any more: it begins anew")
         before = [evaluation.step - 1 for evaluation in self.saved_pending]
         drop_rows(self.run_dir / "train.csv", self.state.step)
         drop_rows(self.run_dir / "eval.csv", min([self.state.step, *before]))

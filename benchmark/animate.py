@@ -86,6 +86,8 @@ def main() -> None:
     for name in ("seconds", "frames_per_second", "width", "height"):
         if not 0 < getattr(options, name) < math.inf:
             raise UserError(f"{name} is {getattr(options, name)}; it must be above 0.")
+    if not 0 <= options.quality <= 100:
+        raise UserError(f"quality is {options.quality}; it must be from 0 to 100.")
     if options.out.suffix != ".webp":
         raise UserError(f"out is {options.out}; it must end in .webp.")
     gym.logger.min_level = gym.logger.ERROR  # that -v4 is not the newest

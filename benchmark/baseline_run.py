@@ -39,7 +39,7 @@ def load_file(path: Path, arguments) -> dict:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         if content["script"] == PROGRAM.stem:
             return {**content, "args": arguments(**content["args"])}
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{path} does not exist; give the directory of a run.") from None
     except Exception:
         raise UserError(f"{path} is damaged or not a file of {PROGRAM.name}.") from None
@@ -261,6 +261,7 @@ class Run:
         buffer = model.replay_buffer
         content = {
             "script": PROGRAM.stem,
+            "format": 1,  # by which the scripts know that this is not theirs
             "args": self.saved_args,
             "state": vars(self.state),
             "seconds": self.seconds,

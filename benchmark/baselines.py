@@ -8,6 +8,7 @@ with a new episode and new random numbers: it is not bit for bit what an uninter
 """
 
 import dataclasses
+import os
 import signal
 import sys
 import time
@@ -15,6 +16,7 @@ import traceback
 from pathlib import Path
 from typing import Annotated, Literal
 
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # before torch loads OpenMP, as in the scripts
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 import torch

@@ -146,7 +146,8 @@ def run_job(job: Job) -> str:
     if code == 0 and is_done(job):
         return ""
     if code <= 0:
-        raise RuntimeError(f"killed by signal {-code}" if code else "exit code 0, but the run is not finished")
+        ends = f"its eval.csv ends at step {last_step(job.run_dir, 'eval.csv')} of {job.steps}"
+        raise RuntimeError(f"killed by signal {-code}" if code else f"exit code 0, but the run is not finished: {ends}")
     message = f"exit code {code}: {last_words(log, began)}"
     # Arguments stay wrong, but a directory that a dying process of this run has made or holds is fit for the next attempt.
     if code == 2 and not (fresh and (run_dir / "checkpoint.pt").exists()) and "in use by another process" not in message:
@@ -169,7 +170,7 @@ def last_words(log: Path, began: int) -> str:
     """What a log says of a failure, from the position `began` on."""
     lines = [line.strip("│ ") for line in log.read_bytes()[began:].decode(errors="replace").splitlines()]
     lines = [line for line in lines if any(c.isalnum() for c in line)] or ["it said nothing"]
-    said = [line for line in lines if line.startswith(("error:", "Unrecognized"))] or lines
+    said = [line for line in lines if line.startswith(("error:", "Unrecognized", "Error parsing"))] or lines
     return said[-1]
 
 

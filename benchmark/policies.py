@@ -77,6 +77,8 @@ def row(run: Path, file: PolicyFile) -> str:
 
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
+    if not options.runs:
+        raise UserError("runs is empty; give run directories.")
     options.out.mkdir(parents=True, exist_ok=True)
     for run in options.runs:
         path = run / "best_policy.pt"

@@ -87,7 +87,7 @@ def build(options: Options, groups: list[Group], said: Warnings) -> Document:
         document.figure(
             figures.draw_curves(main, f"eval/bias_{column}", f"{column} of bias"),
             f"bias_{column}",
-            f"Normalised value bias, {text} over state-action pairs: mean ± std over seeds.",
+            f"Normalised value bias (Q - return) / |mean return|, {text} over state-action pairs: mean ± std over seeds.",
         )
     document.heading("The family of policies")
     families(document, main)

@@ -17,6 +17,7 @@ import hashlib
 import math
 import os
 import shlex
+import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,12 +49,12 @@ NEEDED = {*RESERVED} - {"exp_name", "help"}  # arguments of an own script; exp_n
 @dataclass
 class Options:
     experiment: Literal[tuple(EXPERIMENTS)] | None = None  # what to run; benchmark/experiments.py lists them
-    scripts: tuple[Path, ...] = ()  # own scripts, beside the experiment's variants or alone: with the command line of those here
+    scripts: tuple[Path, ...] | None = None  # own scripts, beside the experiment's variants or alone, with their command line
     seeds: int = 8  # runs of each variant in each environment, with the seeds first_seed, first_seed + 1, ...
     first_seed: int = 1  # the first seed
     run_root: Path = Path("runs")  # the folder of the run directories; on a cluster, storage that all nodes share under this path
-    env_ids: tuple[str, ...] = ()  # these environments instead of the experiment's or own script's
-    variants: tuple[str, ...] = ()  # only these variants of the experiment, by experiment name
+    env_ids: tuple[str, ...] | None = None  # these environments instead of the experiment's or own script's
+    variants: tuple[str, ...] | None = None  # only these variants of the experiment, by experiment name
     total_timesteps: int | None = None  # environment steps of each run instead of the experiment's or own script's
     address: str | None = None  # an existing Ray cluster: auto, or ray://host:port; by default a Ray of its own on this machine
     cpus_per_run: int = 1  # cores of each run: its training threads; half of them, at least one, are also its evaluation workers
@@ -91,7 +92,7 @@ def own_scripts(options: Options) -> list[Member]:
     experiments.py or another file of this grid has the same name.
     """
     found = {}  # exp_name, sha256 -> path; the same file twice is one
-    for path in (path.resolve() for path in options.scripts):
+    for path in (path.resolve() for path in options.scripts or ()):
         try:
             defaults = script_defaults(str(path))
         except (OSError, SyntaxError, ValueError) as error:
@@ -122,7 +123,7 @@ def members_of_grid(options: Options) -> list[tuple[str, Member]]:
         return [(script_defaults(member.script)["env_id"], member) for member in own]
     grid = {env_id: members(options.experiment, env_id) if options.experiment else [] for env_id in env_ids}
     known = sorted({member.exp_name for found in grid.values() for member in found})
-    if unknown := [name for name in options.variants if name not in known]:
+    if unknown := [name for name in options.variants or () if name not in known]:
         raise UserError(f"{options.experiment} has no variant {unknown[0]}; it has {', '.join(known)}.")
     chosen = options.variants or known
     own = [member for member in own if member.exp_name not in chosen]  # else it is the same file as the variant's
@@ -237,14 +238,29 @@ def check_existing(job: Job, for_all: dict[str, str]) -> None:
         print(f"warning: {run_dir} keeps the {', '.join(kept)} that it began with.", file=sys.stderr)
 
 
+def check_environments(env_ids: tuple[str, ...]) -> None:
+    """UserError for an id that Gymnasium does not know; what a module of one's own registers is known only to its runs."""
+    import gymnasium as gym
+
+    gym.logger.min_level = gym.logger.ERROR  # that -v4 is not the newest
+    for env_id in env_ids:
+        try:
+            if ":" not in env_id:
+                gym.spec(env_id)
+        except gym.error.Error as error:
+            raise UserError(f"there is no environment {env_id!r}: {error}") from None
+
+
 def run(options: Options, for_all: list[str]) -> int:
     """Check everything, then run the grid or print its commands; returns the exit code. Raises UserError."""
     for name, least in (("seeds", 1), ("cpus_per_run", 1), ("first_seed", 0), ("gpus_per_run", 0), ("retries", 0)):
         value = getattr(options, name)
         if not least <= value < math.inf:
             raise UserError(f"{name} is {value}; it must be at least {least}.")
-    if not all(options.env_ids):
-        raise UserError("env_ids has an empty name; give ids such as Hopper-v4.")
+    for name in ("scripts", "env_ids", "variants"):
+        if getattr(options, name) == ():
+            raise UserError(f"{name} was given without a value; give one, or leave it out.")
+    check_environments(options.env_ids or ())
     if options.total_timesteps is not None and options.total_timesteps < 1:
         raise UserError(f"total_timesteps is {options.total_timesteps}; it must be at least 1.")
     if options.gpus_per_run > 1 and options.gpus_per_run % 1:
@@ -274,7 +290,8 @@ def main() -> None:
     except BrokenPipeError:  # `| head` has read enough
         os._exit(0)
     except KeyboardInterrupt:
-        sys.exit(f"interrupted; the same command again goes on: {shlex.join(['python', *sys.argv])}")
+        print(f"interrupted; the same command again goes on: {shlex.join(['python', *sys.argv])}", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import json
 import math
 import multiprocessing
 import os
+import signal
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -209,7 +210,7 @@ def measure_run(options: Options) -> None:
     except (OSError, ValueError, KeyError):
         raise UserError(f"{run} has no readable config.json; give a run directory.") from None
     if not script.is_file():
-        raise UserError(f"{script} does not exist; a run keeps the script that made it.")
+        raise UserError(f"{script} does not exist; a run keeps the script that made it, and baselines have no value bias.")
     snapshots = snapshots_of(run)
     if not snapshots:
         raise UserError(f"{run} has no snapshots; --snapshot-frequency of its script writes them.")
@@ -218,7 +219,9 @@ def measure_run(options: Options) -> None:
     sizes = Sizes(**sizes_of(options))
     kept = measured_bias(run, sizes_of(sizes))
     if path.exists() and not kept:  # of other sizes: never lost
-        path.replace(run / f"bias-before-{int(time.time())}.csv")
+        before = run / f"bias-before-{int(time.time())}.csv"
+        path.replace(before)
+        print(f"{path} was measured at other sizes; it is kept as {before.name}", file=sys.stderr)
     measured = {int(row["global_step"]) for row in kept}
     due = [step for step in snapshots if step not in measured and step in best]
     for step in snapshots.keys() - best.keys():
@@ -259,6 +262,8 @@ def main() -> None:
         for name, value in sizes_of(options).items():
             if value < 1:
                 raise UserError(f"{name} is {value}; it must be at least 1.")
+        if options.workers < 0:
+            raise UserError(f"workers is {options.workers}; it must be at least 0.")
         if options.chosen > options.pairs:
             raise UserError(f"chosen is {options.chosen}; it must not exceed pairs, {options.pairs}.")
         measure_run(options)
@@ -266,7 +271,8 @@ def main() -> None:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        sys.exit(f"interrupted; the same command goes on: python benchmark/value_bias.py {options.run}")
+        print(f"interrupted; the same command goes on: python benchmark/value_bias.py {options.run}", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
     for row in read_rows(options.run / "bias.csv"):
         mean, std = float(row["eval/bias_mean"]), float(row["eval/bias_std"])
         print(f"step {int(row['global_step']):>8}: bias {mean:.3f} ± {std:.3f}" if math.isfinite(mean) else row)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from experiments import HOUSEKEEPING, PAPER_ENVS, SMOKE, SWEEPS, VARIANTS, short_name
 from flags import script_defaults
-from identity import label, parts_of
+from identity import expected, label, parts_of
 
 from .runs import Run, Warnings
 
@@ -104,8 +104,10 @@ def label_groups(same: list[Group], shared: dict, warnings: Warnings) -> None:
     settings = [json.loads(group.settings) for group in same]
     keys = sorted(set().union(*settings))
     differing = [key for key in keys if len({json.dumps(args.get(key)) for args in settings}) > 1]
+    stands_for = [group for group in same if expected(name, env_id) and not group.deviations(name)]
     for group, args in zip(same, settings, strict=True):
-        group.told_apart_by = {key: args.get(key) for key in differing}
+        if stands_for != [group]:  # else it is what its name stands for, and only the others need more words
+            group.told_apart_by = {key: args.get(key) for key in differing}
         # Also where all runs of a name agree with each other, but not with what the name stands for.
         own = {key: value for key, value in group.deviations(name).items() if key not in shared}
         shown = ", ".join(f"{key} {value}" for key, value in {**own, **group.told_apart_by}.items())
@@ -133,7 +135,8 @@ def keep_one_run_a_seed(group: Group, warnings: Warnings) -> None:
     seeds = {}
     for run in sorted(group.runs, key=lambda run: (run.last, str(run.path))):
         if run.seed in seeds:
-            warnings.add(f"{seeds[run.seed].path} and {run.path} are the same run (seed {run.seed}); the longer one is used.")
+            same = f"{seeds[run.seed].path} and {run.path} are the same run (seed {run.seed})"
+            warnings.add(f"{same}; the second is used, which is not shorter.")
         seeds[run.seed] = run
     group.runs = [seeds[seed] for seed in sorted(seeds)]
 

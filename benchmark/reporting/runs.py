@@ -215,10 +215,12 @@ def find_runs(paths, warnings: Warnings) -> list[Run]:
                 warnings.add(f"{child} is not a run directory: left out.")
         return [run for runs in found.values() for run in runs or []]
 
+    files = [path for path in paths if path.is_file()]  # of runs/*, which has the grid's logs too
+    if files:
+        warnings.add(f"{' and '.join(map(str, files))} are files, not run directories: left out.")
     everything = []
     for path in paths:
-        if path.is_file():  # of runs/*, which has the grid's logs too
-            warnings.add(f"{path} is a file, not a run directory: left out.")
+        if path in files:
             continue
         if not path.is_dir():
             raise UserError(f"{path} is not a directory; give run directories, or folders that hold them.")

@@ -92,14 +92,14 @@ def fresh_returns(group: Group) -> dict[int, tuple[list[float], list[float]]]:
 
 
 def speed_of(group: Group) -> tuple[float, float]:
-    """Steps per second while learning: median over rows of train.csv, then over seeds; hours to the last common evaluation."""
+    """Steps per second while learning, by train.csv, and hours to the last common evaluation: medians over seeds."""
     rates = []
     for run in group.runs:
         start = run.args.get("learning_starts")
         learning = run.train.index > (start if isinstance(start, int) else 5000) + 1000
         rates.append(run.train["charts/SPS"][learning].median())
     hours = [run.eval["charts/wall_seconds"].asof(group.last) / 3600 for run in group.runs]
-    return pd.Series(rates).median(), np.mean(hours)
+    return pd.Series(rates).median(), np.median(hours)
 
 
 def family_frame(group: Group, what: str) -> pd.DataFrame:

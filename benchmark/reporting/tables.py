@@ -22,12 +22,12 @@ class Table(NamedTuple):
 
 
 def number(value: float | None, digits: int = 0) -> str:
-    return NONE if pd.isna(value) else f"{value:,.{digits}f}"
+    return NONE if pd.isna(value) else f"{value:z,.{digits}f}"
 
 
 def plus_minus(mean: float, std: float) -> str:
     """mean ± sample standard deviation, which one seed does not have: NaN."""
-    return f"{mean:,.0f}" if pd.isna(std) else f"{mean:,.0f} ± {std:,.0f}"
+    return f"{mean:z,.0f}" if pd.isna(std) else f"{mean:z,.0f} ± {std:,.0f}"
 
 
 def mean_std(values) -> str:

@@ -213,6 +213,9 @@ def test_directories_of_others(cli, monkeypatch, capsys):
     other = CommandLine(cli.folder, "rac_sac", monkeypatch, capsys).train("other", "--total-timesteps", "200")
     sentence = "checkpoint.pt is a file of rac_sac.py; baselines.py goes on with its own runs only.\n"
     assert cli.call("--resume", other, code=2).stderr == f"error: {other}/{sentence}"
+    theirs = CommandLine(cli.folder, "rac_sac", monkeypatch, capsys).call("--resume", own, code=2).stderr
+    assert "was written by baselines.py; use that script instead of rac_sac.py" in theirs
+    assert "does not exist; give the directory of a run" in cli.call("--evaluate", own / "checkpoint.pt", code=2).stderr
     sentence = "checkpoint.pt is damaged or not a file of baselines.py.\n"
     (own / "checkpoint.pt").write_bytes((own / "checkpoint.pt").read_bytes()[:1000])
     assert cli.call("--evaluate", own, code=2).stderr == f"error: {own}/{sentence}"

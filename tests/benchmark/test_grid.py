@@ -438,7 +438,7 @@ def test_stopped_and_killed_driver_goes_on(tmp_path):
     assert len(living) > 5  # driver, Ray, script, evaluation worker
     os.killpg(process.pid, signal.SIGINT)  # what a terminal does on Ctrl-C
     out, err = process.communicate(timeout=200)
-    assert process.returncode == 1 and "stopping; every run writes its checkpoint" in out
+    assert process.returncode == 130 and "stopping; every run writes its checkpoint" in out
     assert "interrupted; the same command again goes on" in err and "Traceback" not in err
     assert not processes_of(tmp_path)
     log = Path(f"{run_dir}.log").read_text()

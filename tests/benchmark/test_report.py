@@ -408,6 +408,20 @@ def test_an_argument_that_baselines_have_gained_does_not_part_runs(tmp_path, rep
     assert err == ""
 
 
+def test_other_settings_do_not_rename_the_default(tmp_path, report):
+    """A name's own settings keep its label and its place beside published results; the others say in what they differ."""
+    root = tmp_path / "runs"
+    make_run(root / "a", "rac_sac", "Hopper-v4", 1, {5000: 10, 16_666: 20})
+    make_run(root / "b", "rac_sac", "Hopper-v4", 1, {5000: 10, 16_666: 30}, batch_size=64)
+    _, err, text = report("runs")
+    assert "differ in batch_size and are shown apart" in err
+    found = tables(text)
+    assert {row["algorithm"] for row in found[0]} >= {"RAC-SAC", "RAC-SAC [batch_size 64]"}
+    ratios = [table for table in found if "16,666" in table[0]][1]
+    assert "RAC-SAC" in {row["algorithm"] for row in ratios}
+    assert "RAC-SAC [batch_size 64]" not in {row["algorithm"] for row in ratios}
+
+
 def test_the_current_folder_is_no_place_for_a_report(tmp_path, report):
     make_run(tmp_path / "runs", "rac_sac", "Hopper-v4", 1, {5000: 10, 6000: 20})
     result = subprocess.run(
@@ -739,7 +753,7 @@ DAMAGES = {
         "different versions of rac_sac.py made them",
         ["edited__1", "edited__2"],
     ),
-    "the same run": (the_same_run, "deeper/Hopper-v4__rac_sac__1", "are the same run (seed 1); the longer one is used", []),
+    "the same run": (the_same_run, "deeper/Hopper-v4__rac_sac__1", "are the same run (seed 1); the second is used", []),
     "an empty folder": (an_empty_folder, "runs/empty", "is not a run directory", []),
     "another folder": (notes, "runs/notes", "is not a run directory", []),
 }
@@ -809,8 +823,10 @@ def test_nothing_to_report(tmp_path, report):
     assert err.startswith("error: there is no published curve of PPO; there are those of SAC, REDQ, ")
     log = run_dir.with_suffix(".log")  # as the grid writes it beside a run
     log.touch()
-    _, err, _ = report(str(log), str(run_dir))
-    assert err.startswith(f"warning: {log} is a file, not a run directory")
+    other = log.with_name("other.log")
+    other.touch()
+    _, err, _ = report(log, other, run_dir)
+    assert err == f"warning: {log} and {other} are files, not run directories: left out.\n"
 
 
 @pytest.mark.filterwarnings("ignore:Pydantic V1 style")

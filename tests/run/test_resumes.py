@@ -194,6 +194,14 @@ def grow_and_fail(cli):
 
 
 # -------------------------------------------------------------------------------------------------------- the directory
+def test_evaluations_that_are_lost_are_named(cli, toy):
+    cli.call("--env-id", toy(), *cli.brief)
+    (cli.run_dir / "eval.csv").unlink()
+    (line,) = messages(grow(cli).stderr)
+    assert line.endswith("runs/run/eval.csv is not there any more: it begins anew")
+    assert [row["global_step"] for row in read_rows(cli.run_dir / "eval.csv")] == ["70"]
+
+
 def test_rows_without_a_checkpoint_are_not_thrown_away(cli, toy):
     cli.call("--env-id", toy(), *cli.brief)
     (cli.run_dir / "checkpoint.pt").unlink()

@@ -1,6 +1,7 @@
 """What holds the project's files together."""
 
 import ast
+import dataclasses
 import importlib
 import re
 import subprocess
@@ -49,10 +50,11 @@ def test_benchmark_readme_is_up_to_date(monkeypatch):
     assert table.count("\n") > 10 and table in readme
     monkeypatch.syspath_prepend(ROOT / "benchmark")
     from experiments import EXPERIMENTS
+    from run import Options
 
     names = EXPERIMENTS.keys() - {"smoke"}
     assert len(names) == 13 and all(f"| `{name}` |" in table for name in names)
-    known = {f"--{name.replace('_', '-')}" for name in re.findall(r"^    (\w+): ", (ROOT / "benchmark/run.py").read_text(), re.M)}
+    known = {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(Options)}
     commands = re.findall(r"benchmark/run.py ([^`\n]*)", readme)
     used = {flag for command in commands for flag in re.findall(r"--[a-z][\w-]*", command.split(" -- ")[0])}
     assert used and used <= known

@@ -95,8 +95,8 @@ class Args:
     run_root: str = "runs"  # the folder in which run directories are made
     run_name: str | None = None  # the run directory's name; by default <env_id>__<exp_name>__<seed>__<time>
     checkpoint_seconds: NonNegativeFloat = 300.0  # seconds between two checkpoints
-    resume: str | None = None  # a run directory to go on with; its arguments win, but total_timesteps may grow
-    evaluate: str | None = None  # a run directory or policy file to evaluate; its arguments win, but eval_episodes and seed
+    resume: str | None = None  # a run directory; total_timesteps, eval_workers, max_pending_evaluations, capture_video may change
+    evaluate: str | None = None  # a run directory or policy file; eval_episodes, eval_workers, seed, capture_video may be given
 
     # Environment and replay
     env_id: str = "Hopper-v4"  # the id of the Gymnasium environment

@@ -9,6 +9,7 @@ import math
 import os
 import sys
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
@@ -86,6 +87,8 @@ def main() -> None:
     for name in ("seconds", "frames_per_second", "width", "height"):
         if not 0 < getattr(options, name) < math.inf:
             raise UserError(f"{name} is {getattr(options, name)}; it must be above 0.")
+    if options.frames_per_second > 500:
+        raise UserError(f"frames_per_second is {options.frames_per_second}; it must be at most 500.")
     if not 0 <= options.quality <= 100:
         raise UserError(f"quality is {options.quality}; it must be from 0 to 100.")
     if options.out.suffix != ".webp":
@@ -102,7 +105,9 @@ def main() -> None:
     except (gym.error.Error, TypeError, AttributeError, ImportError) as error:
         raise UserError(f"{env_id} cannot be rendered here: {first_line(error)}; MuJoCo's environments can.") from None
     pictures = animation(episodes, betas)
-    how = {"save_all": True, "append_images": pictures[1:], "duration": round(1000 / options.frames_per_second), "loop": 0}
+    begins = [round(1000 * number / options.frames_per_second) for number in range(len(pictures) + 1)]  # in ms
+    durations = [end - begin for begin, end in pairwise(begins)]
+    how = {"save_all": True, "append_images": pictures[1:], "duration": durations, "loop": 0}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     pictures[0].save(options.out, quality=options.quality, method=6, **how)
     still = options.out.with_suffix(".png")

@@ -26,12 +26,17 @@ def given(flags: str | list[str]) -> dict[str, str]:
     return found
 
 
-def canonical(value: str) -> str:
-    """A number as Python writes it, so that 3e-4 and 0.0003, or 50_000 and 50000, are one setting; other words as they are."""
+def canonical(value: str, default) -> str:
+    """A number as Python writes one of its argument's type, so that 3e-4 and 0.0003, or 1 and 1.0, are one setting.
+
+    Words of arguments that are no numbers by their default stay as they are.
+    """
+    if isinstance(default, bool | str):
+        return value
     with contextlib.suppress(ValueError, SyntaxError):
         number = ast.literal_eval(value)
         if type(number) in (int, float) and math.isfinite(number):
-            return str(number)
+            return str(float(number) if isinstance(default, float) else number)
     return value
 
 

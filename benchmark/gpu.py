@@ -6,8 +6,9 @@
 
 check runs the tests that need a GPU, then all others as far as the time goes. speed times all modes and precisions at each
 environment's sizes. train lets several runs share the GPU, evaluations deferred; the same command again goes on with all of them,
-and when a run has been trained to its end `python rac_sac.py --resume runs/NAME` plays what is pending, on any machine. What
-follows a lone -- goes to pytest, to throughput.py, or to the scripts. Without a GPU they do the same on the CPU.
+with the same scripts and on the same kind of device. When a run has been trained to its end,
+`python rac_sac.py --resume runs/NAME` plays what is pending, on any machine. What follows a lone -- goes to pytest, to
+throughput.py, or to the scripts. Without a GPU they do the same on the CPU.
 """
 
 import contextlib
@@ -29,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "speed"))
 import run
 import torch
 import tyro
-from job import UserError, last_row, number, training_command
+from job import Job, UserError, last_row, number, training_command
 from measure import ROOT, about, fail, table, words
 
 GRACE = 45.0  # seconds that are left to what is stopped, to end by itself
@@ -41,6 +42,7 @@ SPEEDS = (
 )
 SPEEDS_WITHOUT_A_GPU = (("auto", ("compile", "eager")), ("medium", ("compile",)))
 
+SET_HERE = {"eval_workers", "max_pending_evaluations"}
 STOPPED_BY: list[int] = []  # the signal after which nothing more is begun, if there was one
 
 
@@ -147,8 +149,8 @@ def speed(options: Options, end: float) -> tuple[list[dict], list[Path], bool]:
     return rows, logs, well
 
 
-def train(options: Options, end: float) -> tuple[list[dict], list[Path], bool]:
-    """A row for each run: its step, its steps per second in this call, the last evaluation played."""
+def jobs_of(options: Options) -> tuple[int, list[Job]]:
+    """Cores of each run of train, and the runs; UserError where they cannot be begun or gone on with."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     share = max(1, cores // (options.seeds * len(options.env_ids) * len(options.scripts)))
     grid = run.Options(
@@ -160,10 +162,20 @@ def train(options: Options, end: float) -> tuple[list[dict], list[Path], bool]:
         cpus_per_run=share,
         gpus_per_run=float(torch.cuda.is_available()),
     )
+    run.check_options(grid)
+    run.check_environments(options.env_ids)
     more = run.flags_for_all(list(options.more))
+    for name in SET_HERE & more.keys():
+        raise UserError(f"{name} after -- is not accepted, because it follows from the machine's cores.")
     jobs = run.make_jobs(grid, more)
     for job in jobs:
         run.check_existing(job, more)
+    return share, jobs
+
+
+def train(options: Options, end: float) -> tuple[list[dict], list[Path], bool]:
+    """A row for each run: its step, its steps per second in this call, the last evaluation played."""
+    share, jobs = jobs_of(options)
     deferred = ["--eval-workers", str(max(1, share - 1)), "--max-pending-evaluations", "1000000"]  # also of a run that goes on
     commands = [[*training_command(job, sys.executable), *deferred] for job in jobs]
     logs = [job.log for job in jobs]
@@ -187,7 +199,7 @@ def train(options: Options, end: float) -> tuple[list[dict], list[Path], bool]:
     print(table(rows))
     print(f"together {sum(row['steps_per_second'] for row in rows):.1f} steps per second, random steps included")
     ended_by = f"exit code {128 + signal.SIGTERM}: stopped with a checkpoint, the same command goes on"
-    print(f"logs: {grid.run_root.resolve()}/*.log; {ended_by}")
+    print(f"logs: {options.run_root.resolve()}/*.log; {ended_by}")
     files = [Path(job.run_dir, file) for job in jobs for file in ("eval.csv", "train.csv", "config.json")]
     stopped = (128 + signal.SIGTERM, -signal.SIGTERM)  # the second: before it had begun
     return rows, [*logs, *files], all(code in (0, *stopped) for code in codes)
@@ -214,7 +226,7 @@ def check_options(options: Options) -> None:
         if not (ROOT / f"{script}.py").is_file():
             fail(f"there is no script {script}.py; give names such as rac_sac.")
     if options.command == "train":
-        run.flags_for_all(list(options.more))
+        jobs_of(options)
 
 
 def run_command(options: Options) -> int:

@@ -158,7 +158,7 @@ class Driver:
                 self.poll()
         if stopped:
             self.stop()
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(stopped[0])
         self.say(self.line())
 
     def stop(self) -> None:

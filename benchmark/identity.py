@@ -39,7 +39,7 @@ def expected(exp_name: str, env_id: str, kept: Path | None = None) -> dict | Non
         return None
     script, flags = variant(SMOKE + name if exp_name.startswith(SMOKE) else name, env_id)
     source = kept if kept and kept.name == Path(script).name else script
-    settings = {**script_defaults(source), "script": Path(script).stem}
+    settings = {**script_defaults(str(source)), "script": Path(script).stem}
     if exp_name.startswith(SMOKE):
         settings.update({key: value for key, value in given(TINY).items() if key in settings})
     settings.update(given(flags))

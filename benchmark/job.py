@@ -90,12 +90,12 @@ def snapshots_of(run_dir: str | Path) -> dict[int, Path]:
 
 def measured_bias(run_dir: str | Path, sizes: dict[str, int]) -> list[dict[str, str]]:
     """The whole rows of a run's bias.csv that were measured with these sizes."""
-    path = Path(run_dir) / "bias.csv"
-    if not path.exists():
-        return []
     wanted = {name: str(value) for name, value in sizes.items()}
-    with open(path, newline="") as file:
-        return [row for row in csv.DictReader(file) if None not in row.values() and wanted.items() <= row.items()]
+    try:
+        with open(Path(run_dir) / "bias.csv", newline="") as file:
+            return [row for row in csv.DictReader(file) if None not in row.values() and wanted.items() <= row.items()]
+    except OSError:
+        return []
 
 
 def unmeasured(run_dir: str | Path) -> set[int]:
@@ -103,10 +103,18 @@ def unmeasured(run_dir: str | Path) -> set[int]:
     return snapshots_of(run_dir).keys() - {int(row["global_step"]) for row in measured_bias(run_dir, BIAS_SIZES)}
 
 
+def what_is_missing(job: Job) -> str:
+    """What a run lacks to be trained as far as the grid asks, evaluated on fresh episodes, and its value bias measured; or ""."""
+    for name in ("eval.csv", "evaluate.csv"):
+        step = last_step(job.run_dir, name)
+        if step < job.steps:
+            return f"its {name} ends at step {step} of {job.steps}"
+    missing = unmeasured(job.run_dir)
+    return f"its bias.csv has no row of step {min(missing)}" if missing else ""
+
+
 def is_done(job: Job) -> bool:
-    """Trained as far as the grid asks, its final policies evaluated on fresh episodes, the bias of its snapshots measured."""
-    ended = all(last_step(job.run_dir, name) >= job.steps for name in ("eval.csv", "evaluate.csv"))
-    return ended and not unmeasured(job.run_dir)
+    return not what_is_missing(job)
 
 
 def training_command(job: Job, python: str = "python") -> list[str]:
@@ -146,8 +154,8 @@ def run_job(job: Job) -> str:
     if code == 0 and is_done(job):
         return ""
     if code <= 0:
-        ends = f"its eval.csv ends at step {last_step(job.run_dir, 'eval.csv')} of {job.steps}"
-        raise RuntimeError(f"killed by signal {-code}" if code else f"exit code 0, but the run is not finished: {ends}")
+        unfinished = f"exit code 0, but the run is not finished: {what_is_missing(job)}"
+        raise RuntimeError(f"killed by signal {-code}" if code else unfinished)
     message = f"exit code {code}: {last_words(log, began)}"
     # Arguments stay wrong, but a directory that a dying process of this run has made or holds is fit for the next attempt.
     if code == 2 and not (fresh and (run_dir / "checkpoint.pt").exists()) and "in use by another process" not in message:

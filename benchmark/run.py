@@ -73,7 +73,7 @@ def flags_for_all(words: list[str]) -> dict[str, str]:
     for name in found:
         if name in RESERVED:
             raise UserError(f"{name} after -- is not accepted, because each run has its own; {RESERVED[name]}.")
-    return {name: value if name in HARMLESS else canonical(value) for name, value in found.items()}
+    return found
 
 
 def lacks_value(name: str, value: str, defaults: dict) -> bool:
@@ -155,7 +155,7 @@ def settings_of(options: Options, for_all: dict[str, str], env_id: str, member: 
     settings |= given(member.flags)
     settings |= {name: value for name, value in for_all.items() if name in defaults}
     steps = options.total_timesteps or settings.get("total_timesteps") or defaults.get("total_timesteps")
-    settings["total_timesteps"] = str(steps or of_environment(STEPS, env_id))
+    settings["total_timesteps"] = str(int(steps or of_environment(STEPS, env_id)))
     settings["env_id"] = env_id
     settings["cuda"] = str(options.gpus_per_run > 0)
     if "eval_workers" in defaults:
@@ -179,10 +179,11 @@ def make_jobs(options: Options, for_all: dict[str, str]) -> list[Job]:
     """A job for each run of the grid, seeds outermost."""
     if options.experiment in SWEEPS and SWEEPS[options.experiment].argument in for_all:
         raise UserError(f"{SWEEPS[options.experiment].argument} after -- is what the runs of {options.experiment} differ in.")
-    suffix = "".join(f"+{name}_{value}" for name, value in sorted(for_all.items()) if name not in HARMLESS)
     grid = members_of_grid(options)
     for script in dict.fromkeys(member.script for _, member in grid):
         check_flags(for_all, script)
+        for_all = {name: canonical(value, script_defaults(script).get(name, "")) for name, value in for_all.items()}
+    suffix = "".join(f"+{name}_{value}" for name, value in sorted(for_all.items()) if name not in HARMLESS)
     jobs = []
     for seed in range(options.first_seed, options.first_seed + options.seeds):
         for env_id, member in grid:
@@ -238,21 +239,8 @@ def check_existing(job: Job, for_all: dict[str, str]) -> None:
         print(f"warning: {run_dir} keeps the {', '.join(kept)} that it began with.", file=sys.stderr)
 
 
-def check_environments(env_ids: tuple[str, ...]) -> None:
-    """UserError for an id that Gymnasium does not know; what a module of one's own registers is known only to its runs."""
-    import gymnasium as gym
-
-    gym.logger.min_level = gym.logger.ERROR  # that -v4 is not the newest
-    for env_id in env_ids:
-        try:
-            if ":" not in env_id:
-                gym.spec(env_id)
-        except gym.error.Error as error:
-            raise UserError(f"there is no environment {env_id!r}: {error}") from None
-
-
-def run(options: Options, for_all: list[str]) -> int:
-    """Check everything, then run the grid or print its commands; returns the exit code. Raises UserError."""
+def check_options(options: Options) -> None:
+    """UserError for values that make no sense."""
     for name, least in (("seeds", 1), ("cpus_per_run", 1), ("first_seed", 0), ("gpus_per_run", 0), ("retries", 0)):
         value = getattr(options, name)
         if not least <= value < math.inf:
@@ -260,13 +248,32 @@ def run(options: Options, for_all: list[str]) -> int:
     for name in ("scripts", "env_ids", "variants"):
         if getattr(options, name) == ():
             raise UserError(f"{name} was given without a value; give one, or leave it out.")
-    check_environments(options.env_ids or ())
     if options.total_timesteps is not None and options.total_timesteps < 1:
         raise UserError(f"total_timesteps is {options.total_timesteps}; it must be at least 1.")
     if options.gpus_per_run > 1 and options.gpus_per_run % 1:
         raise UserError(f"gpus_per_run is {options.gpus_per_run}; it must be at most 1 or a whole number.")
     if options.run_root.exists() and not options.run_root.is_dir():
         raise UserError(f"run_root {options.run_root} is not a folder.")
+    if not options.scripts:
+        check_environments(options.env_ids or ())
+
+
+def check_environments(env_ids: tuple[str, ...]) -> None:
+    """UserError for an id that Gymnasium does not know; what a module of one's own registers is known only to its runs."""
+    import gymnasium as gym
+
+    without_version = {name.rsplit("-v", 1)[0] for name in gym.registry}
+    for env_id in env_ids:
+        try:
+            if ":" not in env_id and env_id not in without_version:
+                gym.spec(env_id)
+        except gym.error.Error as error:
+            raise UserError(f"there is no environment {env_id!r}: {error}") from None
+
+
+def run(options: Options, for_all: list[str]) -> int:
+    """Check everything, then run the grid or print its commands; returns the exit code. Raises UserError."""
+    check_options(options)
     for_all = flags_for_all(for_all)
     jobs = make_jobs(options, for_all)
     for job in jobs:
@@ -289,9 +296,9 @@ def main() -> None:
         sys.exit(2)
     except BrokenPipeError:  # `| head` has read enough
         os._exit(0)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         print(f"interrupted; the same command again goes on: {shlex.join(['python', *sys.argv])}", file=sys.stderr)
-        sys.exit(128 + signal.SIGINT)
+        sys.exit(128 + (stop.args or (signal.SIGINT,))[0])
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from experiments import HOUSEKEEPING, PAPER_ENVS, SMOKE, SWEEPS, VARIANTS, short_name
+from experiments import HOUSEKEEPING, PAPER_ENVS, ROOT, SMOKE, SWEEPS, VARIANTS, short_name
 from flags import script_defaults
 from identity import expected, label, parts_of
 
@@ -23,6 +23,7 @@ class Group:
     settings: str = ""  # that its runs share, as JSON
     label: str = ""
     told_apart_by: dict = field(default_factory=dict)  # the settings in which it differs from others of its name
+    is_namesake: bool = False  # whether it alone of them has the settings that the name stands for
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -63,8 +64,9 @@ def settings_of(run: Run) -> dict:
 
     An argument that its script did not have yet counts as today's default: a new one's default is what was done before it.
     """
-    script = next((variant.script for variant in VARIANTS.values() if Path(variant.script).stem == run.script), None)
-    since = script_defaults(script) if script else {}
+    known = (variant.script for variant in VARIANTS.values() if Path(variant.script).stem == run.script)
+    script = next(known, f"{run.script}.py")
+    since = script_defaults(script) if (ROOT / script).is_file() else {}
     settings = {**since, **run.args, "script": run.script}
     return {name: value for name, value in settings.items() if name not in HOUSEKEEPING and value is not None}
 
@@ -83,7 +85,8 @@ def group_runs(runs: list[Run], warnings: Warnings) -> list[Group]:
     for group in groups:
         keep_one_run_a_seed(group, warnings)
         leave_out_late_seeds(group, warnings)
-        warn_of_differences(group, warnings)
+        warn_of_versions(group, warnings)
+    warn_of_bias_sizes(groups, warnings)
     order = {name: i for i, name in enumerate(VARIANTS)}
     return sorted(groups, key=lambda g: (env_order(g.env_id), order.get(parts_of(g.exp_name)[0], len(order)), g.label))
 
@@ -104,13 +107,14 @@ def label_groups(same: list[Group], shared: dict, warnings: Warnings) -> None:
     settings = [json.loads(group.settings) for group in same]
     keys = sorted(set().union(*settings))
     differing = [key for key in keys if len({json.dumps(args.get(key)) for args in settings}) > 1]
-    stands_for = [group for group in same if expected(name, env_id) and not group.deviations(name)]
+    namesakes = [group for group in same if expected(name, env_id) and not group.deviations(name)]
     for group, args in zip(same, settings, strict=True):
-        if stands_for != [group]:  # else it is what its name stands for, and only the others need more words
-            group.told_apart_by = {key: args.get(key) for key in differing}
+        group.told_apart_by = {key: args.get(key) for key in differing}
+        group.is_namesake = len(namesakes) == 1 and group is namesakes[0]
         # Also where all runs of a name agree with each other, but not with what the name stands for.
         own = {key: value for key, value in group.deviations(name).items() if key not in shared}
-        shown = ", ".join(f"{key} {value}" for key, value in {**own, **group.told_apart_by}.items())
+        more = {} if group.is_namesake else group.told_apart_by  # only the others need more words
+        shown = ", ".join(f"{key} {value}" for key, value in {**own, **more}.items())
         group.label = plain(label(name, shared) + (f" [{shown}]" if shown else ""))
     if len(same) > 1:
         where = "; ".join(str(group.runs[0].path) for group in same)
@@ -149,15 +153,19 @@ def leave_out_late_seeds(group: Group, warnings: Warnings) -> None:
     group.runs = [run for run in group.runs if run not in late]
 
 
-def warn_of_differences(group: Group, warnings: Warnings) -> None:
-    """Say which of its runs are of different versions of a script, and which value biases were not measured alike."""
+def warn_of_versions(group: Group, warnings: Warnings) -> None:
+    """Say which of its runs are of different versions of a script."""
     by_text = {run.script_sha256: run for run in group.runs}
     if len(by_text) > 1:
         where = " and ".join(str(run.path) for run in by_text.values())
         warnings.add(
             f"{where} are seeds of one algorithm by their name, but different versions of {group.runs[0].script}.py made them."
         )
-    by_sizes = {run.bias_sizes: run for run in group.runs if run.bias_sizes}
+
+
+def warn_of_bias_sizes(groups: list[Group], warnings: Warnings) -> None:
+    """Say which value biases were not measured alike."""
+    by_sizes = {sizes: run for group in groups for run in group.runs for sizes in run.bias_sizes}
     if len(by_sizes) > 1:
         where = " and ".join(str(run.path) for run in by_sizes.values())
         warnings.add(f"the value biases of {where} were measured at different sizes.")

@@ -47,8 +47,9 @@ def same_setting(group: Group) -> bool:
 
 def comparable_with_rival(group: Group) -> bool:
     """Whether a ratio to the published rival compares like with like: a baseline as it is, others at the rival's UTD."""
-    beside = parts_of(group.exp_name)[1] or group.deviations(group.exp_name) or group.told_apart_by
-    return not beside and (group.exp_name in BASELINES or group.runs[0].args.get("utd") == 20)
+    beside = parts_of(group.exp_name)[1] or group.deviations(group.exp_name)
+    alone = group.is_namesake or not group.told_apart_by
+    return alone and not beside and (group.exp_name in BASELINES or group.runs[0].args.get("utd") == 20)
 
 
 def paper_marks(groups: list[Group], paper: pd.DataFrame) -> tuple[list, list[str]]:

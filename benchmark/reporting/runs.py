@@ -46,7 +46,7 @@ class Run:
     eval: pd.DataFrame  # index: step
     train: pd.DataFrame  # index: step, may be empty
     fresh: pd.Series  # return of the policy that was best in training on fresh episodes (evaluate.csv), by step; may be empty
-    bias_sizes: tuple[int, ...]  # that its value bias was measured with; none where it was not, or where bias.csv does not say it
+    bias_sizes: set[tuple[int, ...]]  # that its value bias was measured with; none where bias.csv does not say it
     kept_script: Path | None  # that made it; None where there is none that can be read
 
     env_id = property(lambda self: self.args["env_id"])
@@ -165,10 +165,10 @@ def load_run(path: Path, warnings: Warnings) -> Run:
     )
 
 
-def bias_sizes(bias: pd.DataFrame) -> tuple[int, ...]:
-    """The sizes that a bias.csv was measured with; none where it does not say them."""
-    sizes = bias.filter(list(BIAS_SIZES)).dropna()
-    return tuple(sizes.iloc[0].astype(int)) if len(sizes) else ()
+def bias_sizes(bias: pd.DataFrame) -> set[tuple[int, ...]]:
+    """The sizes that the rows of a bias.csv were measured with; none where it does not say them."""
+    sizes = bias.filter(list(BIAS_SIZES)).dropna().astype(int)
+    return set(sizes.itertuples(index=False, name=None)) if len(sizes.columns) else set()
 
 
 def readable_script(path: Path, warnings: Warnings) -> Path | None:

@@ -8,7 +8,6 @@ import pytest
 from conftest import ROOT
 
 Image = pytest.importorskip("PIL.Image")
-pytestmark = [pytest.mark.slow, pytest.mark.benchmark]
 
 
 def animate(*arguments):
@@ -16,6 +15,8 @@ def animate(*arguments):
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.slow
+@pytest.mark.benchmark
 def test_three_betas(cli, tmp_path):
     run_dir = cli.train("run")
     out = tmp_path / "family.webp"
@@ -33,6 +34,7 @@ def test_three_betas(cli, tmp_path):
 @pytest.mark.parametrize("frames_per_second", [5, 20, 40])
 def test_a_film_takes_as_long_as_what_it_shows(monkeypatch, frames_per_second):
     """Also with more than a frame, or less than one, for each step of the simulator."""
+    monkeypatch.setenv("MUJOCO_GL", "egl")  # which the program would set, and for other tests too
     monkeypatch.syspath_prepend(ROOT / "benchmark")
     import animate
 
@@ -59,6 +61,8 @@ def test_a_film_takes_as_long_as_what_it_shows(monkeypatch, frames_per_second):
     assert all(abs(steps * env.dt - at) <= env.dt for steps, at in zip(frames, shown_at, strict=True))
 
 
+@pytest.mark.slow
+@pytest.mark.benchmark
 def test_what_cannot_be_animated(cli, toy, tmp_path):
     for path, said in ((tmp_path / "none.pt", "does not exist"), (ROOT / "README.md", "is damaged")):
         result = animate(path, "--out", tmp_path / "family.webp")
@@ -66,7 +70,7 @@ def test_what_cannot_be_animated(cli, toy, tmp_path):
         (line,) = (line for line in result.stderr.splitlines() if line.startswith("error:"))
         assert said in line
         assert "Traceback" not in result.stderr
-    for option, value in (("--frames-per-second", "0"), ("--seconds", "nan"), ("--out", "family.png")):
+    for option, value in (("--frames-per-second", "0"), ("--seconds", "nan"), ("--quality", "101"), ("--out", "family.png")):
         result = animate(ROOT / "policies/Ant-v4.pt", option, value)
         assert result.returncode == 2
         assert result.stderr.startswith(f"error: {option[2:].replace('-', '_')} is {value}; it must ")

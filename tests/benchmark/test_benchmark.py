@@ -151,6 +151,9 @@ def test_training_on_a_gpu(gpu, tmp_path):
     [
         (("train", "--seeds", "1", "--", "--seed", "4"), "seed after -- is not accepted, because each run has its own"),
         (("train", "--seeds", "1", "--", "stray"), "'stray' after -- belongs to no argument"),
+        (("train", "--", "--eval-workers", "3"), "eval_workers after -- is not accepted"),
+        (("train", "--total-timesteps", "0"), "total_timesteps is 0; it must be at least 1"),
+        (("train", "--env-ids", "Hoper-v4"), "there is no environment 'Hoper-v4'"),
         (("train", "--scripts", "rac_sad"), "there is no script rac_sad.py"),
         (("check", "--minutes", "nan"), "minutes must be above 0"),
     ],

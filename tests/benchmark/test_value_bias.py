@@ -187,4 +187,5 @@ def test_what_cannot_be_measured(cli, measure, tmp_path):
     assert "has no snapshots" in measure(run, code=2)[0]
     assert "has no readable config.json" in measure(tmp_path, code=2)[0]
     assert "chosen is 9" in measure(run, "--pairs", "6", "--chosen", "9", code=2)[0]
+    assert "workers is -1" in measure(run, "--workers", "-1", code=2)[0]
     assert "max_steps is 0" in measure(run, "--max-steps", "0", code=2)[0]

@@ -51,8 +51,8 @@ def play(env: gym.Env, policy, beta: float, options: Options) -> tuple[list[np.n
         total += float(reward)
         steps += 1
         due = 1 + int(steps * env.unwrapped.dt * options.frames_per_second + 1e-9)  # by now, with that of the initial state
-        due = min(due, wanted)
-        for _ in range(max(due - len(frames), int(terminated))):
+        missing = min(due, wanted) - len(frames)
+        for _ in range(max(missing, int(terminated))):  # the last picture shows the fall
             frames.append(env.render())
             returns.append(total)
     return frames, returns, terminated

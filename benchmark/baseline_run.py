@@ -227,7 +227,8 @@ class Run:
 
     def log_training(self) -> None:
         """A row of train.csv: averages since the row before, and the episode that has ended, if one has."""
-        state, seconds = self.state, self.seconds
+        state = self.state
+        seconds = self.seconds
         ended = self.model.ep_info_buffer
         episode = ended.pop() if ended else {"r": None, "l": None}
         row = {

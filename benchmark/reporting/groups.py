@@ -23,7 +23,7 @@ class Group:
     settings: str = ""  # that its runs share, as JSON
     label: str = ""
     told_apart_by: dict = field(default_factory=dict)  # the settings in which it differs from others of its name
-    is_namesake: bool = False  # whether it alone of them has the settings that the name stands for
+    matches_name: bool = False  # whether it alone of them has the settings that its name stands for
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -107,13 +107,13 @@ def label_groups(same: list[Group], shared: dict, warnings: Warnings) -> None:
     settings = [json.loads(group.settings) for group in same]
     keys = sorted(set().union(*settings))
     differing = [key for key in keys if len({json.dumps(args.get(key)) for args in settings}) > 1]
-    namesakes = [group for group in same if expected(name, env_id) and not group.deviations(name)]
+    matching = [group for group in same if expected(name, env_id) and not group.deviations(name)]
     for group, args in zip(same, settings, strict=True):
         group.told_apart_by = {key: args.get(key) for key in differing}
-        group.is_namesake = len(namesakes) == 1 and group is namesakes[0]
+        group.matches_name = len(matching) == 1 and group is matching[0]
         # Also where all runs of a name agree with each other, but not with what the name stands for.
         own = {key: value for key, value in group.deviations(name).items() if key not in shared}
-        more = {} if group.is_namesake else group.told_apart_by  # only the others need more words
+        more = {} if group.matches_name else group.told_apart_by  # only the others need more words
         shown = ", ".join(f"{key} {value}" for key, value in {**own, **more}.items())
         group.label = plain(label(name, shared) + (f" [{shown}]" if shown else ""))
     if len(same) > 1:

@@ -48,7 +48,7 @@ def same_setting(group: Group) -> bool:
 def comparable_with_rival(group: Group) -> bool:
     """Whether a ratio to the published rival compares like with like: a baseline as it is, others at the rival's UTD."""
     beside = parts_of(group.exp_name)[1] or group.deviations(group.exp_name)
-    alone = group.is_namesake or not group.told_apart_by
+    alone = group.matches_name or not group.told_apart_by
     return alone and not beside and (group.exp_name in BASELINES or group.runs[0].args.get("utd") == 20)
 
 

@@ -35,7 +35,8 @@ def core_seconds(module, env_id: str, rounds: int) -> tuple[float, float]:
     except module.UserError as error:
         fail(str(error))
     actor = module.make_network("actor", args, envs[0].obs_dim, envs[0].action_dim)
-    whole, physics = [], []
+    whole = []
+    physics = []
     mj_step = mujoco.mj_step
 
     def clocked(*arguments, **options):

@@ -44,7 +44,8 @@ def main() -> int:
     script = ROOT / f"{options.script}.py"
     if not script.is_file():
         fail(f"there is no script {script.name}; give names such as rac_sac.")
-    points, every = [], options.steps // 10
+    points = []
+    every = options.steps // 10  # environment steps between two points
     with tempfile.TemporaryDirectory() as root:
         log = Path(root, "log")
         command = [sys.executable, str(script), "--run-root", root, "--run-name", "run"]

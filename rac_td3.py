@@ -196,7 +196,10 @@ class Critic(nn.Sequential):
 
 
 class Actor(nn.Sequential):
-    """The deterministic policy pi(s, beta)."""
+    """The deterministic policy pi(s, beta).
+
+    Its biases begin as PyTorch's default, as in the authors' code; the paper's text says zero.
+    """
 
     def __init__(self, obs_dim: int, action_dim: int, hidden_dim: int):
         first = nn.Linear(obs_dim + 1, hidden_dim)

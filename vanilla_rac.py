@@ -225,7 +225,10 @@ class Critic(nn.Sequential):
 
 
 class Actor(nn.Module):
-    """The policy pi(a | s): mean and log standard deviation of a Gaussian that tanh squashes into [-1, 1]."""
+    """The policy pi(a | s): mean and log standard deviation of a Gaussian that tanh squashes into [-1, 1].
+
+    Its biases begin as PyTorch's default, as in the authors' code; the paper's text says zero.
+    """
 
     def __init__(self, obs_dim: int, action_dim: int, hidden_dim: int):
         super().__init__()

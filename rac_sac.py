@@ -774,7 +774,10 @@ def train_with(args: Args, stopped_by: list[int] | tuple = ()) -> dict:
 def run_loop(run: "Run", stopped_by) -> None:
     """Every environment step, and what happens when."""
     args, env, learner, state = run.args, run.env, run.learner, run.state
-    run.begin_episode()
+    if run.actions:
+        run.repeat_episode()
+    else:
+        run.begin_episode()
     run.save()
     run.prepare()
     while state.step < args.total_timesteps and not stopped_by:
@@ -947,8 +950,8 @@ class Run:
             self.args.env_id = self.env.full_id
         if self.checkpoint:
             check_same_environment(self.checkpoint, self.env, self.shown_dir)
-        elif self.env.has_images:
-            tell(f"{self.args.env_id} observes images; they are learned as a flat vector of {self.env.obs_dim} numbers")
+        elif self.env.has_matrices:
+            tell(f"{self.args.env_id} observes images or matrices, learned as a flat vector of {self.env.obs_dim} numbers")
 
     def make_learner(self) -> None:
         """The learner on its device, as far as the checkpoint has brought it."""
@@ -1006,13 +1009,24 @@ class Run:
                 self.bar.set_description_str(self.bar_name)
 
     def begin_episode(self) -> None:
-        """Reset with a seed of the episode's own; the actions of an episode that is resumed are repeated."""
-        expected = self.obs
+        """Reset with a seed of the episode's own."""
         self.obs, _ = self.env.reset(seed=seeds_for(self.args.seed, 3, self.state.episode)[0])
+
+    def repeat_episode(self) -> None:
+        """Repeat the actions of the episode that a resumed run is in; where it comes to an end already, begin the next one."""
+        saved_obs, episodic_return, over = self.obs, 0.0, False
+        self.begin_episode()
         for action in self.actions:
-            self.obs, *_ = self.env.step(action)
-        if self.actions and not np.array_equal(self.obs, expected):
-            tell(f"{self.args.env_id} is not deterministic: the run goes on, but not exactly as it would have")
+            self.obs, reward, terminated, truncated, _ = self.env.step(action)
+            episodic_return += reward
+            over = terminated or truncated
+            if over:
+                break
+        if over or episodic_return != self.state.episodic_return or not np.array_equal(self.obs, saved_obs):
+            why = "it is not deterministic, or keeps something from earlier episodes"
+            tell(f"{self.args.env_id} does not repeat its episode ({why}): the run goes on, but not exactly as it would have")
+        if over:
+            self.begin_next_episode()
 
     def begin_next_episode(self) -> None:
         self.state.episode += 1
@@ -1130,7 +1144,7 @@ class Run:
             "obs_dim": self.env.obs_dim,
             "action_shape": list(self.env.action_shape),
             "bounds": torch.from_numpy(np.stack([self.env.low, self.env.high])),
-            "args": dataclasses.asdict(dataclasses.replace(self.args, resume=None)),
+            "args": TypeAdapter(Args).dump_python(dataclasses.replace(self.args, resume=None), mode="json"),  # a fork's enums too
         }
 
     def save(self, final: bool = False) -> None:
@@ -1291,11 +1305,16 @@ def play_policy(args: Args, seeds: list[int], actor: dict, condition: float) -> 
 
 
 def evaluate_family(args: Args, seeds: list[int], evaluation: Evaluation) -> Played:
-    """All policies of an evaluation, as a row of eval.csv. The std over the best policy's episodes is the population one."""
+    """All policies of an evaluation, as a row of eval.csv. The std over the best policy's episodes is the population one.
+
+    A policy whose episodes were not all played to their end is the best only where there is no other: what costs something in
+    each step costs less in an episode that was cut short.
+    """
     conditions = eval_conditions(args)
     played = [play_policy(args, seeds, evaluation.actor, condition) for condition in conditions]
     means = [float(policy.row.mean()) for policy in played]
-    best = int(np.argmax(means))
+    whole = [i for i, policy in enumerate(played) if not policy.warnings] or range(len(played))
+    best = max(whole, key=means.__getitem__)
     row = {
         "global_step": evaluation.step,
         "charts/wall_seconds": evaluation.seconds,
@@ -1315,12 +1334,17 @@ def start_worker(lifeline) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for training alone
     if hasattr(os, "nice"):
         os.nice(10)
-    threading.Thread(target=end_with_pipe, args=(lifeline,), daemon=True).start()
+    threading.Thread(target=end_with_pipe, args=(lifeline,)).start()  # no daemon: the worker waits for it at its end
 
 
 def end_with_pipe(lifeline) -> None:
+    """Close the environments, which may have started processes of their own; one that takes too long is left."""
     multiprocessing.connection.wait([lifeline])
-    os._exit(0)
+    threading.Timer(5.0, os._exit, (0,)).start()
+    try:
+        close_envs()
+    finally:
+        os._exit(0)
 
 
 def result_or_traceback(function, *arguments):
@@ -1381,6 +1405,9 @@ class Evaluator:
             with contextlib.suppress(BrokenExecutor):  # oldest() and map() will meet it again
                 for _ in range(self.args.eval_workers):
                     self.pool.submit(os.getpid)  # spawns one
+        except OSError:  # no more processes can be had; those that were end
+            self.lifeline.close()
+            raise
         finally:
             if can_mask:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -1571,7 +1598,7 @@ class FlatEnv(gym.Wrapper):
             raise UserError(f"{env_id} has {self.obs_dim} observations and {self.action_dim} actions; it must have some of both.")
         self.action_space = gym.spaces.Box(-1.0, 1.0, (self.action_dim,))
         parts = self.original_space.spaces.values() if isinstance(self.original_space, gym.spaces.Dict) else ()
-        self.has_images = any(len(part.shape or ()) > 1 for part in (self.original_space, *parts))
+        self.has_matrices = any(len(part.shape or ()) > 1 for part in (self.original_space, *parts))
 
     def reset(self, **options) -> tuple[np.ndarray, dict]:
         with errors_of(self.full_id, "reset"):
@@ -1582,15 +1609,14 @@ class FlatEnv(gym.Wrapper):
         own_action = to_bounds(action, self.low, self.high).reshape(self.action_shape)
         with errors_of(self.full_id, "step"):
             obs, reward, terminated, truncated, info = self.env.step(own_action)
-        with np.errstate(over="ignore"):
-            number = float(np.float32(reward))
-        if not math.isfinite(number):
-            raise NonFinite(f"the environment returned a non-finite reward: {reward}")
-        return self.flat_observation(obs), number, truth("terminated", terminated), truth("truncated", truncated), info
+        ends = truth("terminated", terminated), truth("truncated", truncated)
+        return self.flat_observation(obs), finite_reward(reward), *ends, info
 
     def flat_observation(self, obs) -> np.ndarray:
-        """An observation as (O,) float32."""
-        flat = np.asarray(gym.spaces.flatten(self.original_space, obs), np.float32)
+        """An observation as (O,) float32; of a Box as it is, for flatten() would cut floats to a Box's integers."""
+        if not isinstance(self.original_space, gym.spaces.Box):
+            obs = gym.spaces.flatten(self.original_space, obs)
+        flat = np.array(obs, np.float32).ravel()
         if flat.shape != (self.obs_dim,):
             declared = self.original_space.shape or (self.obs_dim,)
             raise EnvironmentFault(f"the environment returned an observation of shape {np.shape(obs)}; it declares {declared}")
@@ -1610,9 +1636,19 @@ def make_env(env_id: str, disable_env_checker: bool, options: dict) -> gym.Env:
         reason = first_line(error)
         if isinstance(error, ModuleNotFoundError):
             reason = f"{reason.rstrip('.')}; install it, or set PYTHONPATH to its folder."
+        elif place := place_of(error):
+            reason = f"{reason} ({place})"
         raise UserError(f"cannot make the environment {env_id!r}: {reason}") from None
     finally:
         gym.logger.min_level = level
+
+
+def place_of(error: BaseException) -> str:
+    """Where an error was raised, if in a file that is neither Gymnasium's nor this one; a user then looks for it there."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    path = Path(frame.filename)
+    known = path == Path(__file__) or Path(gym.__file__).parent in path.parents or not path.exists()
+    return "" if known else f"{path}, line {frame.lineno}"
 
 
 def flat_space(env_id: str, space: gym.Space) -> gym.spaces.Box:
@@ -1631,6 +1667,18 @@ def to_bounds(action: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarr
     center = (low.astype(np.float64) + high) / 2
     half = (high.astype(np.float64) - low) / 2
     return np.clip((center + half * action).astype(low.dtype), low, high)
+
+
+def finite_reward(value) -> float:
+    """A reward that an environment returned, rounded to float32; an array of one number is one too. EnvironmentFault if not."""
+    try:
+        with np.errstate(over="ignore"):
+            number = np.asarray(value, np.float32).item()
+    except (TypeError, ValueError):
+        raise EnvironmentFault(f"the environment returned reward = {value!r}; it must be a number") from None
+    if not math.isfinite(number):
+        raise NonFinite(f"the environment returned a non-finite reward: {value}")
+    return number
 
 
 def truth(name: str, value) -> bool:
@@ -2206,11 +2254,14 @@ def print_evaluation(path: Path) -> None:
 
 
 def check_plays_in(file: PolicyFile, env: FlatEnv, path: Path) -> None:
-    """UserError where an environment does not have the sizes of a policy."""
+    """UserError where an environment does not have the sizes of a policy, or the bounds of its actions."""
     then, now = (file.obs_dim, len(file.low)), (env.obs_dim, env.action_dim)
+    bounds, bounds_here = ((part.low.tolist(), part.high.tolist()) for part in (file, env))
     close_quietly(env)
     if then != now:
         raise UserError(f"{path} has {then[0]} observations and {then[1]} actions; {env.full_id} has {now[0]} and {now[1]} here.")
+    if bounds != bounds_here:
+        raise UserError(f"{path} has actions within {bounds}; {env.full_id} has them within {bounds_here} here.")
 
 
 def print_lines(*lines: str) -> None:

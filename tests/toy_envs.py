@@ -166,6 +166,23 @@ class Threaded(Counter):
             self.closed.set()
 
 
+class Simulator(Counter):
+    """Says by a file closed.<process>.<number> that it has been closed; with `stuck` it does not come back from that."""
+
+    made = 0
+
+    def __init__(self, stuck=False):
+        super().__init__()
+        self.stuck = stuck
+        self.own = Simulator.made
+        Simulator.made += 1
+
+    def close(self):
+        Path(f"closed.{os.getpid()}.{self.own}").touch()
+        if self.stuck and in_a_worker():
+            time.sleep(1000)
+
+
 class Moving(Counter):
     """Changes the current directory in every reset."""
 
@@ -232,5 +249,7 @@ for name, entry, kwargs in (
     ("Closing-v0", Threaded, {}),
     ("LeftBehind-v0", Threaded, {"stops": False}),
     ("Endless-v0", Endless, {}),
+    ("Simulator-v0", Simulator, {}),
+    ("StuckSimulator-v0", Simulator, {"stuck": True}),
 ):
     gym.register(name, entry, kwargs=kwargs)

@@ -53,6 +53,16 @@ def test_wrong_arguments(cli, arguments, sentence):
     check(cli, cli.call, arguments, sentence)
 
 
+def test_an_environment_that_fails_in_the_making(cli, toy):
+    """A fault in its own code is told with the place."""
+
+    def fault():
+        raise ValueError("the model has no joints")
+
+    line = sentence_of(cli.call("--env-id", toy(fault), *cli.tiny, code=2))
+    assert f"the model has no joints ({__file__}, line {fault.__code__.co_firstlineno + 1})" in line
+
+
 @pytest.mark.parametrize("given", ["--env-id Hoper-v4", pytest.param("--resume nowhere", marks=pytest.mark.slow)])
 def test_wrong_command_lines(cli, given):
     """As a user makes them, in a process."""

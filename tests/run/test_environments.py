@@ -90,6 +90,23 @@ def test_an_end_that_is_neither_true_nor_false(cli, toy, name, value):
     assert "stopped at step 2" in line
 
 
+@pytest.mark.parametrize("value", [2, np.float64(2), np.array(2), np.array([2.0]), np.array([[2.0]]), [2.0]], ids=repr)
+def test_a_reward_in_another_type(toy, value):
+    """What holds one number is that number."""
+    env = rac_sac.FlatEnv(toy(change=lambda env: {"reward": value}))
+    env.reset(seed=0)
+    reward = env.step(np.zeros(1, np.float32))[1]
+    assert type(reward) is float
+    assert reward == 2
+
+
+@pytest.mark.parametrize("value", [np.array([1.0, 2.0]), [], {"a": 1}, "much"], ids=repr)
+@pytest.mark.filterwarnings("ignore:.*The reward returned by")  # Gymnasium's
+def test_a_reward_that_is_not_one_number(cli, toy, value):
+    line = sentence_of(cli.call("--env-id", toy(change=lambda env: {"reward": value}), *cli.brief, code=1))
+    assert f"reward = {value!r}; it must be a number" in line
+
+
 @pytest.mark.parametrize("env_id", ["Hopper-v4", "Ant-v4", "Humanoid-v4", "Walker2d-v5", "Pendulum-v1"])
 def test_replay_of_an_episode_is_exact(env_id):
     """An episode's seed and actions give its observations, whatever the environment has played before."""
@@ -106,9 +123,31 @@ def test_replay_of_an_episode_is_exact(env_id):
     np.testing.assert_array_equal(*observations)
 
 
-def test_resume_says_when_it_cannot_be_exact(cli, toy):
-    cli.call("--env-id", toy(Lottery), *cli.brief)
-    assert "not deterministic" in cli.call("--resume", cli.run_dir, "--total-timesteps", "70").stderr
+OF_EARLIER_EPISODES = {"change": lambda env: {"reward": env.total}}
+
+
+@pytest.mark.parametrize(
+    "entry,options,exact",
+    [(Counter, {}, True), (Lottery, {}, False), (Counter, OF_EARLIER_EPISODES, False)],
+    ids=["deterministic", "noise", "rewards that know of earlier episodes"],
+)
+def test_resume_says_when_it_cannot_be_exact(cli, toy, entry, options, exact):
+    cli.call("--env-id", toy(entry, **options), *cli.brief)
+    assert checkpoint_of(cli.run_dir)["actions"].shape[0] == 60 % 7
+    lines = messages(cli.call("--resume", cli.run_dir, "--total-timesteps", "70").stderr)
+    assert ["does not repeat its episode" in line for line in lines] == ([] if exact else [True])
+
+
+def test_a_repeated_episode_that_ends_earlier(cli, toy):
+    """It is not stepped past that end, which Counter would refuse: the next episode begins."""
+    length = {"length": 7}
+    env_id = toy(lambda: Counter(**length))
+    cli.call("--env-id", env_id, *cli.brief, "--total-timesteps", "61", "--buffer-size", "80")
+    length["length"] = 3
+    (line,) = messages(cli.call("--resume", cli.run_dir, "--total-timesteps", "70").stderr)
+    assert "does not repeat its episode" in line
+    obs = checkpoint_of(cli.run_dir)["replay"].numpy()[:, 0]
+    np.testing.assert_array_equal(obs[61:], np.arange(9) % 3)
 
 
 # ----------------------------------------------------------------------------------------------------------------- bounds
@@ -167,6 +206,23 @@ def test_no_warnings():
 
 def test_dict_observations_are_flattened(cli, toy):
     assert replay_of(cli, toy(Spaces, obs="dict")).shape == (60, 2 * 3 + 1 + 2)
+
+
+def test_floats_of_a_box_of_integers(toy):
+    """They are not cut to integers."""
+
+    class Scaled(Counter):
+        observation_space = None
+
+        def __init__(self):
+            super().__init__(change=lambda env: {"obs": np.array([0.7])})
+            self.observation_space = gym.spaces.Box(0, 255, (1,), np.uint8)
+
+    env = rac_sac.FlatEnv(toy(Scaled))
+    env.reset(seed=0)
+    obs = env.step(np.zeros(1, np.float32))[0]
+    assert obs.dtype == np.float32
+    np.testing.assert_array_equal(obs, np.float32([0.7]))
 
 
 def test_images_are_learned_flat_and_said_to_be(cli, toy):
@@ -254,6 +310,26 @@ def test_a_non_finite_number_ends_an_evaluated_episode(cli, toy):
     rows = read_rows(cli.run_dir / "eval.csv")
     assert [float(row["eval/return_0.533333"]) for row in rows] == [(7 + 2) / 2] * 3
     assert len(messages(result.stderr)) == 9  # three evaluations of three policies
+
+
+def test_a_policy_whose_episode_was_cut_short_is_not_the_best(cli, toy):
+    """Each step costs 1, so that the middle one of three policies, whose episodes end in step 3, has the highest return."""
+
+    class Costly(Counter):
+        episodes = 0
+
+        def reset(self, seed=None, options=None):
+            self.episodes += 1
+            return super().reset(seed=seed)
+
+    def costs(env):
+        return {"reward": np.nan if env.number and env.episodes % 3 == 2 and env.count == 3 else -1.0}
+
+    cli.call("--env-id", toy(Costly, change=costs), *cli.brief)
+    for row in read_rows(cli.run_dir / "eval.csv"):
+        assert float(row["eval/return_0.533333"]) == -2
+        assert float(row["eval/best_return"]) == -7
+        assert float(row["eval/best_beta"]) != pytest.approx(0.5333, abs=0.001)
 
 
 def test_a_non_finite_number_at_the_first_observation_of_an_evaluation(cli, toy):

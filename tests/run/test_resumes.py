@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -334,6 +335,24 @@ def test_a_changed_script_goes_on_with_its_older_runs(cli, toy):
     assert messages(cli.call("--evaluate", cli.run_dir).stderr) == []
 
 
+def test_arguments_of_a_fork_of_other_types(cli, toy):
+    """Files hold plain Python only; an enum, a path and a tuple come back as what they were."""
+    cli.script = cli.folder / "my_rac.py"
+    gained = """    mode: Mode = Mode.FAST
+    data: Path = Path("data")
+    sizes: tuple[int, ...] = (1, 2)
+    utd: PositiveInt"""
+    fork = (ROOT / "rac_sac.py").read_text().replace("    utd: PositiveInt", gained, 1)
+    kinds = "import enum\n\n\nclass Mode(str, enum.Enum):\n    FAST = 'fast'\n    SLOW = 'slow'\n\n\n"
+    cli.script.write_text(fork.replace("@dataclasses.dataclass", f"{kinds}@dataclasses.dataclass", 1))
+    cli.call("--env-id", toy(), *cli.brief, "--mode", "SLOW", "--data", "elsewhere", "--sizes", "3", "4")
+    fork = sys.modules["my_rac"]
+    assert messages(grow(cli).stderr) == []
+    assert messages(cli.call("--evaluate", cli.run_dir).stderr) == []
+    args = fork.load_policy_file(cli.run_dir).args
+    assert (args.mode, args.data, args.sizes) == (fork.Mode.SLOW, Path("elsewhere"), (3, 4))
+
+
 def test_an_argument_that_a_script_does_not_have(cli, toy):
     """A run of a fork is not taken for one without."""
     cli.call("--env-id", toy(), *cli.brief)
@@ -358,8 +377,8 @@ def test_an_environment_that_has_changed(cli, toy, what, more):
     cli.call("--env-id", env_id, *cli.brief)
     options.update(CHANGED[what])
     before = files_in(cli.run_dir)
-    line = sentence_of(cli.call("--resume", cli.run_dir, "--total-timesteps", more, code=2))
-    assert env_id in line
+    for arguments in (("--resume", cli.run_dir, "--total-timesteps", more), ("--evaluate", cli.run_dir)):
+        assert env_id in sentence_of(cli.call(*arguments, code=2))
     assert files_in(cli.run_dir) == before
 
 

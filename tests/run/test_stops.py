@@ -302,6 +302,23 @@ def test_a_thread_of_an_environment(cli, env_id, workers):
     assert rows_of(cli.run_dir / "eval.csv") == 3
 
 
+@pytest.mark.parametrize("env_id,closed", [("Simulator-v0", 2), pytest.param("StuckSimulator-v0", 1, marks=pytest.mark.slow)])
+def test_workers_close_their_environments(cli, env_id, closed):
+    """Of the two of a worker, where the first does not come back from it that one; the run ends all the same."""
+    result = cli.run("--env-id", f"toy_envs:{env_id}", *cli.brief, "--eval-workers", "1")
+    assert result.stdout.startswith("finished")
+    assert len(list(cli.folder.glob("closed.*"))) == 1 + closed  # that of training too
+
+
+def test_no_more_processes_can_be_had(cli, toy, monkeypatch):
+    """The workers that have been started end with the pipe."""
+    evaluator = rac_sac.Evaluator(rac_sac.Args(eval_workers=2), [0])
+    monkeypatch.setattr(rac_sac.ProcessPoolExecutor, "submit", lambda *_: raises(BlockingIOError("no more processes")))
+    with pytest.raises(BlockingIOError):
+        evaluator.__enter__()
+    assert evaluator.lifeline.closed
+
+
 def test_a_thread_of_an_environment_that_fails(cli, toy):
     """It is closed too."""
     closed = threading.Event()

@@ -31,6 +31,7 @@ import importlib.util
 import json
 import math
 import multiprocessing.connection
+import multiprocessing.util
 import os
 import platform
 import shlex
@@ -1344,17 +1345,27 @@ def start_worker(lifeline) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for training alone
     if hasattr(os, "nice"):
         os.nice(10)
-    threading.Thread(target=end_with_pipe, args=(lifeline,)).start()  # no daemon: the worker waits for it at its end
+    multiprocessing.util.Finalize(None, close_in_time, exitpriority=100)  # at a worker's end; atexit is not called there
+    threading.Thread(target=end_with_pipe, args=(lifeline,), daemon=True).start()
+
+
+CLOSING = threading.Lock()
+
+
+def close_in_time() -> None:
+    """Close the environments, which may have started processes of their own; end this worker where that takes too long."""
+    with CLOSING:
+        timer = threading.Timer(5.0, os._exit, (0,))
+        timer.daemon = True
+        timer.start()
+        close_envs()
 
 
 def end_with_pipe(lifeline) -> None:
-    """Close the environments, which may have started processes of their own; one that takes too long is left."""
     multiprocessing.connection.wait([lifeline])
-    threading.Timer(5.0, os._exit, (0,)).start()
-    try:
-        close_envs()
-    finally:
-        os._exit(0)
+    time.sleep(0.5)  # a worker that has nothing to do ends by itself, and closes its environments in the thread that made them
+    close_in_time()
+    os._exit(0)
 
 
 def result_or_traceback(function, *arguments):
@@ -1415,9 +1426,6 @@ class Evaluator:
             with contextlib.suppress(BrokenExecutor):  # oldest() and map() will meet it again
                 for _ in range(self.args.eval_workers):
                     self.pool.submit(os.getpid)  # spawns one
-        except OSError:  # no more processes can be had; those that were end
-            self.lifeline.close()
-            raise
         finally:
             if can_mask:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -1637,10 +1645,8 @@ class FlatEnv(gym.Wrapper):
 
 def make_env(env_id: str, disable_env_checker: bool, options: dict) -> gym.Env:
     """gym.make; UserError where it fails."""
-    level = gym.logger.min_level
-    gym.logger.min_level = gym.logger.ERROR  # every -v4 announces -v5
     try:
-        with errors_of(env_id, "__init__"):
+        with errors_of(env_id, "__init__"), only_errors_of_gymnasium():  # every -v4 announces -v5
             return gym.make(env_id, disable_env_checker=disable_env_checker, **options)
     except (gym.error.Error, ImportError, NotImplementedError, TypeError, ValueError, AttributeError, AssertionError) as error:
         reason = first_line(error)
@@ -1649,6 +1655,15 @@ def make_env(env_id: str, disable_env_checker: bool, options: dict) -> gym.Env:
         elif place := place_of(error):
             reason = f"{reason} ({place})"
         raise UserError(f"cannot make the environment {env_id!r}: {reason}") from None
+
+
+@contextlib.contextmanager
+def only_errors_of_gymnasium():
+    """Gymnasium's own warnings are not shown meanwhile."""
+    level = gym.logger.min_level
+    gym.logger.min_level = gym.logger.ERROR
+    try:
+        yield
     finally:
         gym.logger.min_level = level
 
@@ -2173,15 +2188,15 @@ def record_episode(args: Args, file: PolicyFile, folder: Path, name: str = "") -
     """One deterministic episode of a file's best policy into folder/videos, rendered off screen; UserError if it cannot be."""
     if sys.platform == "linux" and not os.environ.get("DISPLAY"):
         os.environ.setdefault("MUJOCO_GL", "egl")
-    gym.logger.min_level = gym.logger.ERROR  # RecordVideo warns of a folder that exists
     best = file.evaluation[f"best_{CONDITION}"]
     name = f"{name}step-{file.evaluation['step']}-{CONDITION}-{best:.4g}"
     try:
         env = FlatEnv(args.env_id, render_mode="rgb_array")
         follow_the_body(env)
-        film = gym.wrappers.RecordVideo(env, str(folder / "videos"), name_prefix=name, disable_logger=True)
-        play_episodes([film], file.actor, best, seeds_for(args.seed, 0))
-        film.close()
+        with only_errors_of_gymnasium():  # RecordVideo warns of a folder that exists
+            film = gym.wrappers.RecordVideo(env, str(folder / "videos"), name_prefix=name, disable_logger=True)
+            play_episodes([film], file.actor, best, seeds_for(args.seed, 0))
+            film.close()
     except Exception as error:  # drivers, codecs and renderers fail in their own ways
         reason = f"{args.env_id} does not render images" if isinstance(error, NotImplementedError) else first_line(error)
         raise UserError(f"no video could be recorded: {reason}.") from None

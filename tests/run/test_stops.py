@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import (
+    ROOT,
     assert_same_run,
     checkpoint_of,
     children,
@@ -310,13 +311,20 @@ def test_workers_close_their_environments(cli, env_id, closed):
     assert len(list(cli.folder.glob("closed.*"))) == 1 + closed  # that of training too
 
 
-def test_no_more_processes_can_be_had(cli, toy, monkeypatch):
-    """The workers that have been started end with the pipe."""
-    evaluator = rac_sac.Evaluator(rac_sac.Args(eval_workers=2), [0])
-    monkeypatch.setattr(rac_sac.ProcessPoolExecutor, "submit", lambda *_: raises(BlockingIOError("no more processes")))
-    with pytest.raises(BlockingIOError):
-        evaluator.__enter__()
-    assert evaluator.lifeline.closed
+def test_a_worker_that_breaks_ends(cli):
+    """It does not wait for its thread; here it cannot read what it is to do, again and again."""
+    program = """
+import rac_sac
+if __name__ == "__main__":
+    def only_here(item): return item
+    with rac_sac.Evaluator(rac_sac.Args(eval_workers=1), [0]) as evaluator:
+        evaluator.deaths = 10
+        evaluator.map(only_here, [1])
+"""
+    cli.script = cli.folder / "program.py"
+    cli.script.write_text(program)
+    cli.env["PYTHONPATH"] = os.pathsep.join([str(ROOT), cli.env.get("PYTHONPATH", "")])
+    assert "evaluation workers died again and again" in cli.run(code=1).stderr
 
 
 def test_a_thread_of_an_environment_that_fails(cli, toy):

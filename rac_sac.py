@@ -775,10 +775,10 @@ def train_with(args: Args, stopped_by: list[int] | tuple = ()) -> dict:
 def run_loop(run: "Run", stopped_by) -> None:
     """Every environment step, and what happens when."""
     args, env, learner, state = run.args, run.env, run.learner, run.state
-    if run.actions:
-        run.repeat_episode()
-    else:
+    if args.resume is None:
         run.begin_episode()
+    else:
+        run.repeat_episode()
     run.save()
     run.prepare()
     while state.step < args.total_timesteps and not stopped_by:
@@ -1026,6 +1026,7 @@ class Run:
         if over or episodic_return != self.state.episodic_return or not np.array_equal(self.obs, saved_obs):
             why = "it is not deterministic, or keeps something from earlier episodes"
             tell(f"{self.args.env_id} does not repeat its episode ({why}): the run goes on, but not exactly as it would have")
+        self.state.episodic_return = episodic_return
         if over:
             self.begin_next_episode()
 
@@ -1624,7 +1625,7 @@ class FlatEnv(gym.Wrapper):
         """An observation as (O,) float32; of a Box as it is, for flatten() would cut floats to a Box's integers."""
         if not isinstance(self.original_space, gym.spaces.Box):
             obs = gym.spaces.flatten(self.original_space, obs)
-        flat = np.array(obs, np.float32).ravel()
+        flat = np.asarray(obs, np.float32).flatten()  # a copy: an environment may use its array again
         if flat.shape != (self.obs_dim,):
             declared = self.original_space.shape or (self.obs_dim,)
             raise EnvironmentFault(f"the environment returned an observation of shape {np.shape(obs)}; it declares {declared}")

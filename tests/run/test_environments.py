@@ -138,6 +138,21 @@ def test_resume_says_when_it_cannot_be_exact(cli, toy, entry, options, exact):
     assert ["does not repeat its episode" in line for line in lines] == ([] if exact else [True])
 
 
+def test_resume_between_two_episodes_says_when_it_cannot_be_exact(cli, toy):
+    """Their first observation knows of earlier episodes; resumed once more in the same episode, nothing is new."""
+
+    class Statistics(Counter):
+        def reset(self, seed=None, options=None):
+            obs, info = super().reset(seed=seed)
+            return obs + self.total, info
+
+    cli.call("--env-id", toy(Statistics), *cli.brief, "--total-timesteps", "63", "--buffer-size", "80")
+    assert checkpoint_of(cli.run_dir)["actions"].shape[0] == 0
+    (line,) = messages(cli.call("--resume", cli.run_dir, "--total-timesteps", "65").stderr)
+    assert "does not repeat its episode" in line
+    assert messages(cli.call("--resume", cli.run_dir, "--total-timesteps", "66").stderr) == []
+
+
 def test_a_repeated_episode_that_ends_earlier(cli, toy):
     """It is not stepped past that end, which Counter would refuse: the next episode begins."""
     length = {"length": 7}

@@ -1153,7 +1153,8 @@ class Run:
             "obs_dim": self.env.obs_dim,
             "action_shape": list(self.env.action_shape),
             "bounds": torch.from_numpy(np.stack([self.env.low, self.env.high])),
-            "args": TypeAdapter(Args).dump_python(dataclasses.replace(self.args, resume=None), mode="json"),  # a fork's enums too
+            # plain Python, also of a fork's enums and paths, for files are read with weights_only
+            "args": TypeAdapter(Args).dump_python(dataclasses.replace(self.args, resume=None), mode="json"),
         }
 
     def save(self, final: bool = False) -> None:

@@ -227,8 +227,6 @@ def test_floats_of_a_box_of_integers(toy):
     """They are not cut to integers."""
 
     class Scaled(Counter):
-        observation_space = None
-
         def __init__(self):
             super().__init__(change=lambda env: {"obs": np.array([0.7])})
             self.observation_space = gym.spaces.Box(0, 255, (1,), np.uint8)

@@ -305,7 +305,7 @@ def test_a_thread_of_an_environment(cli, env_id, workers):
 
 @pytest.mark.parametrize("env_id,closed", [("Simulator-v0", 2), pytest.param("StuckSimulator-v0", 1, marks=pytest.mark.slow)])
 def test_workers_close_their_environments(cli, env_id, closed):
-    """Of the two of a worker, where the first does not come back from it that one; the run ends all the same."""
+    """A worker has two. Where close() of the first never returns, the second is left; the run ends all the same."""
     result = cli.run("--env-id", f"toy_envs:{env_id}", *cli.brief, "--eval-workers", "1")
     assert result.stdout.startswith("finished")
     assert len(list(cli.folder.glob("closed.*"))) == 1 + closed  # that of training too

@@ -155,7 +155,9 @@ def train(args: Args, stopped_by: list[int] | tuple = ()) -> Run:
     run_dir = Path(args.resume or "")
     if args.resume is None:
         args = check_args(args)
-        FlatEnv(args.env_id).close()  # a missing environment leaves no folder behind
+        env = FlatEnv(args.env_id)  # a missing environment leaves no folder behind
+        args.env_id = env.full_id
+        env.close()
         name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}".replace("/", "_").replace(":", "_")
         run_dir = Path(args.run_root, args.run_name or name)
     else:

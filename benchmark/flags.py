@@ -49,16 +49,21 @@ def differs(saved, wanted) -> bool:
 
 
 @functools.cache
-def script_defaults(script: str) -> dict:
-    """The defaults in a script's class Args, {} without one, from its source: importing it would import torch.
+def script_arguments(script: str) -> dict[str, ast.expr | None]:
+    """The arguments in a script's class Args, {} without one, and their defaults, from its source: importing it takes torch.
 
     script: a path, or one below the project's folder.
     """
     tree = ast.parse(Path(ROOT, script).read_text())
     fields = next((node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Args"), [])
+    return {node.target.id: node.value for node in fields if isinstance(node, ast.AnnAssign)}
+
+
+@functools.cache
+def script_defaults(script: str) -> dict:
+    """Those of a script's defaults that are plain values; an expression, such as exp_name's, is none."""
     found = {}
-    for node in fields:
-        with contextlib.suppress(ValueError):  # exp_name
-            if isinstance(node, ast.AnnAssign):
-                found[node.target.id] = ast.literal_eval(node.value)
+    for name, value in script_arguments(script).items():
+        with contextlib.suppress(ValueError):
+            found[name] = ast.literal_eval(value)
     return found

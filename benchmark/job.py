@@ -13,6 +13,8 @@ import sys
 import time
 from pathlib import Path
 
+from experiments import ROOT
+
 # Of one measurement of the value bias, by the paper: state-action pairs that are collected; those of them that it is continued
 # from; continuations from each; their steps.
 BIAS_SIZES = {"pairs": 100, "chosen": 20, "continuations": 20, "max_steps": 1500}
@@ -182,6 +184,11 @@ def last_words(log: Path, began: int) -> str:
     return said[-1]
 
 
+def python_path(job: Job) -> str:
+    """Where all programs of a run look for modules: beside its script first, and last in the project's folder."""
+    return os.pathsep.join(filter(None, (str(Path(job.script).parent), os.environ.get("PYTHONPATH"), str(ROOT))))
+
+
 def run_process(command: list[str], job: Job) -> int:
     """Run a command with its output appended to the job's log; returns its exit code, minus the signal's number if killed.
 
@@ -197,7 +204,7 @@ def run_process(command: list[str], job: Job) -> int:
             stdout=file,
             stderr=file,
             start_new_session=True,
-            env={**os.environ, "OMP_NUM_THREADS": str(job.cpus)},
+            env={**os.environ, "OMP_NUM_THREADS": str(job.cpus), "PYTHONPATH": python_path(job)},
         )
     try:
         while process.poll() is None and not job.is_stopped:

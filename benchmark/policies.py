@@ -79,13 +79,17 @@ def main() -> None:
     options = tyro.cli(Options, description=__doc__)
     if not options.runs:
         raise UserError("runs is empty; give run directories.")
-    options.out.mkdir(parents=True, exist_ok=True)
+    files = {}  # environment -> run, its policy
     for run in options.runs:
-        path = run / "best_policy.pt"
-        file = load_policy_file(path)
+        file = load_policy_file(run / "best_policy.pt")
+        if file.args.env_id in files:
+            raise UserError(f"{files[file.args.env_id][0]} and {run} are both of {file.args.env_id}; give one run of each.")
+        files[file.args.env_id] = run, file
+    options.out.mkdir(parents=True, exist_ok=True)
+    for env_id, (run, file) in files.items():
         print(row(run, file))
-        kept = options.out / f"{file.args.env_id}.pt"
-        shutil.copy(path, kept.with_suffix(".tmp"))
+        kept = options.out / f"{env_id}.pt"
+        shutil.copy(run / "best_policy.pt", kept.with_suffix(".tmp"))
         kept.with_suffix(".tmp").replace(kept)
 
 

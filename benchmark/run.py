@@ -16,6 +16,7 @@ names, so that they are never mixed up with runs of the experiment's own setting
 import hashlib
 import math
 import os
+import re
 import shlex
 import signal
 import sys
@@ -25,7 +26,7 @@ from typing import Literal
 
 import tyro
 from experiments import EXPERIMENTS, HARMLESS, ROOT, SMOKE, STEPS, SWEEPS, VARIANTS, Member, members, of_environment
-from flags import canonical, differs, given, script_defaults, split_words
+from flags import canonical, differs, given, script_arguments, script_defaults, split_words
 from grid import run_grid
 from identity import expected
 from job import Job, UserError, is_done, read_config, training_command
@@ -136,11 +137,11 @@ def members_of_grid(options: Options) -> list[tuple[str, Member]]:
 
 def check_flags(for_all: dict[str, str], script: str) -> None:
     """UserError where a script does not have an argument after --, or it was given no value."""
-    defaults = script_defaults(script)
+    defaults, arguments = script_defaults(script), script_arguments(script)
     for name, value in for_all.items():
         if lacks_value(name, value, defaults):
             raise UserError(f"{name} after -- has no value; give one, as in -- --utd 5.")
-        if name not in defaults and name not in HARMLESS:
+        if name not in arguments and name not in HARMLESS:
             raise UserError(f"{script} has no argument {name}; what follows -- goes to all, --variants chooses some.")
 
 
@@ -149,16 +150,16 @@ def settings_of(options: Options, for_all: dict[str, str], env_id: str, member: 
 
     A script may lack what an experiment sets for all of its runs, or what only says how a run is done.
     """
-    defaults = script_defaults(member.script)
+    defaults, arguments = script_defaults(member.script), script_arguments(member.script)
     common = given(EXPERIMENTS[options.experiment].flags) if options.experiment else {}
-    settings = {name: value for name, value in common.items() if name in defaults}
+    settings = {name: value for name, value in common.items() if name in arguments}
     settings |= given(member.flags)
-    settings |= {name: value for name, value in for_all.items() if name in defaults}
+    settings |= {name: value for name, value in for_all.items() if name in arguments}
     steps = options.total_timesteps or settings.get("total_timesteps") or defaults.get("total_timesteps")
     settings["total_timesteps"] = str(int(steps or of_environment(STEPS, env_id)))
     settings["env_id"] = env_id
     settings["cuda"] = str(options.gpus_per_run > 0)
-    if "eval_workers" in defaults:
+    if "eval_workers" in arguments:
         settings.setdefault("eval_workers", str(max(1, options.cpus_per_run // 2)))
     return settings
 
@@ -213,7 +214,7 @@ def make_jobs(options: Options, for_all: dict[str, str]) -> list[Job]:
 def check_existing(job: Job, for_all: dict[str, str]) -> None:
     """Raise UserError if the job's run directory is of other settings or another own script, or is something else.
 
-    A run that was begun for more steps goes on to them; a warning says what else a resumed run keeps that it began with.
+    A run that was begun for more steps goes on to them; a warning says what else a run keeps that it began with.
     """
     run_dir = Path(job.run_dir)
     settings = job.settings
@@ -227,16 +228,22 @@ def check_existing(job: Job, for_all: dict[str, str]) -> None:
         raise UserError(f"{run_dir} was made with another {saved['script']}.py than {job.script}; {away}")
     for name, value in {**(expected(settings["exp_name"], settings["env_id"]) or {}), **settings}.items():
         other = name in saved and differs(saved[name], value)
+        if name == "env_id" and other:  # to an id without a version a script adds the newest
+            other = not re.fullmatch(rf"{re.escape(value)}-v\d+", saved[name])
         if other and (name not in (*HARMLESS, "total_timesteps") or (name == "cuda" and saved["cuda"] is not None)):
             raise UserError(f"{run_dir} was made with {name} {saved[name]}, and this grid wants {value}; {away}")
-    if is_done(job):
-        return
-    kept = [name for name in for_all if name in HARMLESS and name in settings and differs(saved.get(name), settings[name])]
-    if saved.get("total_timesteps", 0) > job.steps:
-        job.steps = saved["total_timesteps"]
-        kept.append(f"total_timesteps ({job.steps:,})")
+    kept = []
+    if not is_done(job):
+        kept += [name for name in for_all if name in HARMLESS and name in settings and differs(saved.get(name), settings[name])]
+        if saved.get("total_timesteps", 0) > job.steps:
+            job.steps = saved["total_timesteps"]
+            kept.append(f"total_timesteps ({job.steps:,})")
     if kept:
         print(f"warning: {run_dir} keeps the {', '.join(kept)} that it began with.", file=sys.stderr)
+    wanted, snapshots = settings.get("snapshot_frequency"), saved.get("snapshot_frequency")
+    if "snapshot_frequency" not in kept and wanted and snapshots is not None and differs(snapshots, wanted):
+        missing = f"was begun with snapshot_frequency {snapshots} and not {wanted}"
+        print(f"warning: {run_dir} {missing}: its value bias cannot be measured at the same steps.", file=sys.stderr)
 
 
 def check_options(options: Options) -> None:

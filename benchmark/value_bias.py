@@ -6,7 +6,8 @@
 Of each snapshot the policy that was best in its evaluation is measured: it collects state-action pairs, some of them are chosen,
 and from each Monte-Carlo continuations give the return that Q should have predicted. Rows are added to bias.csv in the run
 directory as they are measured. The same command goes on; one of other sizes begins anew and keeps the old file by another name.
-The script is the one that the run has kept. At the paper's sizes a snapshot takes up to 600,000 environment steps.
+The script is the one that the run has kept; modules that it or the environment needs are looked for in the project's folder and
+in PYTHONPATH. At the paper's sizes a snapshot takes up to 600,000 environment steps.
 """
 
 import csv
@@ -21,6 +22,7 @@ import signal
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -31,8 +33,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: the networks are 
 import numpy as np
 import torch
 import tyro
+from experiments import ROOT
 from job import BIAS_SIZES, UserError, measured_bias, snapshots_of
 from tqdm import tqdm
+
+sys.path.append(str(ROOT))  # workers have it too
 
 
 @dataclass
@@ -89,7 +94,7 @@ class Subject:
 
 
 def measure(subject, env, endless_envs: list, sizes: Sizes, seed: int) -> tuple[float, float]:
-    """Mean and population std over pairs of the normalised value bias.
+    """Mean and population std over pairs of the normalised value bias; NaN where the mean return, its divisor, is 0.
 
     `env` has its time limit, `endless_envs` (one for each continuation) have none.
     """
@@ -110,7 +115,7 @@ def measure(subject, env, endless_envs: list, sizes: Sizes, seed: int) -> tuple[
         over = terminated or truncated
     chosen = [pairs[i] for i in rng.choice(sizes.pairs, sizes.chosen, replace=False)]
     returns = [monte_carlo_return(subject, endless_envs, *pair[:2], sizes.max_steps, rng) for pair in chosen]
-    bias = (np.array([q for _, _, q in chosen]) - returns) / abs(np.mean(returns))
+    bias = (np.array([q for _, _, q in chosen]) - returns) / (abs(np.mean(returns)) or np.nan)
     return float(bias.mean()), float(bias.std())
 
 
@@ -211,6 +216,10 @@ def measure_run(options: Options) -> None:
         raise UserError(f"{run} has no readable config.json; give a run directory.") from None
     if not script.is_file():
         raise UserError(f"{script} does not exist; a run keeps the script that made it, and baselines have no value bias.")
+    try:
+        load_script(script.resolve())  # what is wrong with it, workers could not say
+    except Exception as error:
+        raise UserError(f"{script} cannot be loaded: {error}.") from None
     snapshots = snapshots_of(run)
     if not snapshots:
         raise UserError(f"{run} has no snapshots; --snapshot-frequency of its script writes them.")
@@ -240,6 +249,8 @@ def measure_run(options: Options) -> None:
                 kept.append(row)
                 kept.sort(key=lambda row: int(row["global_step"]))
                 write_rows(path, kept)
+        except BrokenProcessPool:
+            raise UserError("a worker has died; the same command goes on, with --workers 1 in less memory.") from None
         finally:
             lifeline.close()  # ends the workers, also in the middle of a snapshot
 
@@ -275,7 +286,8 @@ def main() -> None:
         sys.exit(128 + signal.SIGINT)
     for row in read_rows(options.run / "bias.csv"):
         mean, std = float(row["eval/bias_mean"]), float(row["eval/bias_std"])
-        print(f"step {int(row['global_step']):>8}: bias {mean:.3f} ± {std:.3f}" if math.isfinite(mean) else row)
+        bias = f"{mean:.3f} ± {std:.3f}" if math.isfinite(mean) else "none, for the mean return that it is relative to is 0"
+        print(f"step {int(row['global_step']):>8}: bias {bias}")
 
 
 if __name__ == "__main__":

@@ -51,6 +51,16 @@ def test_a_run_is_copied_and_its_row_printed(tmp_path, monkeypatch, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["Walker2d-v4.pt"]
 
 
+def test_of_each_environment_one_policy(tmp_path, monkeypatch):
+    """A second one would take the first one's place: nothing is copied."""
+    results = ROOT / "benchmark/results"
+    two = [str(results / folder / "Walker2d-v4__rac_sac__4") for folder in ("to_100000", "default_biases")]
+    monkeypatch.setattr(sys, "argv", ["policies.py", *two, "--out", str(tmp_path)])
+    with pytest.raises(rac_sac.UserError, match="are both of Walker2d-v4; give one run of each"):
+        policies.main()
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_has_no_row():
     """A directory that is no run, and an environment without a distance."""
     with pytest.raises(rac_sac.UserError, match=r"no config\.json"):

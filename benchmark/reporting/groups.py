@@ -4,13 +4,16 @@ import json
 import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from pathlib import Path
 
 from experiments import HOUSEKEEPING, PAPER_ENVS, ROOT, SMOKE, SWEEPS, VARIANTS, short_name
 from flags import script_defaults
-from identity import expected, label, parts_of
+from identity import deviations, expected, label, parts_of
 
 from .runs import Run, Warnings
+
+VERSION = "script_sha256"  # what tells versions of a script apart, beside the settings
 
 
 @dataclass
@@ -46,8 +49,9 @@ class Group:
 
 
 def plain(text: str) -> str:
-    """In one line, without the $ between which matplotlib would read mathematics, or the | that ends a cell of a table."""
-    return " ".join(re.sub("[$|]", "", text).split())
+    """In one line, without the $ between which matplotlib would read mathematics, the | that ends a cell of a table, or the _
+    with which a curve's name must not begin to be in the legend."""
+    return " ".join(re.sub("[$|]", "", text).split()).lstrip("_")
 
 
 def shared_settings(runs: list[Run]) -> dict:
@@ -72,7 +76,8 @@ def settings_of(run: Run) -> dict:
 
 
 def group_runs(runs: list[Run], warnings: Warnings) -> list[Group]:
-    """Runs by environment and experiment name, in the paper's order; other settings under one name are told apart.
+    """Runs by environment and experiment name, in the paper's order; other settings under one name are told apart, and versions
+    of a script that have a seed in common.
 
     Settings that all runs share (see shared_settings) are in no label.
     """
@@ -86,19 +91,38 @@ def group_runs(runs: list[Run], warnings: Warnings) -> list[Group]:
         keep_one_run_a_seed(group, warnings)
         leave_out_late_seeds(group, warnings)
         warn_of_versions(group, warnings)
+        warn_of_own_defaults(group, warnings)
     warn_of_bias_sizes(groups, warnings)
     order = {name: i for i, name in enumerate(VARIANTS)}
     return sorted(groups, key=lambda g: (env_order(g.env_id), order.get(parts_of(g.exp_name)[0], len(order)), g.label))
 
 
 def by_name(runs: list[Run]) -> dict[tuple[str, str], list[Group]]:
-    """The groups of each environment and experiment name: one for each setting."""
+    """The groups of each environment and experiment name: one for each setting, and version where they share a seed."""
     found = defaultdict(dict)
     for run in runs:
         settings = json.dumps(settings_of(run), sort_keys=True)
         group = found[run.env_id, run.exp_name].setdefault(settings, Group(run.env_id, run.exp_name, settings=settings))
         group.runs.append(run)
-    return {name: list(same.values()) for name, same in found.items()}
+    return {name: [part for group in same.values() for part in by_version(group)] for name, same in found.items()}
+
+
+def by_version(group: Group) -> list[Group]:
+    """A group for each version of the script, if runs of one seed are of different ones; else the group as it is.
+
+    A run that a later version has resumed is of both.
+    """
+    pairs = (pair for pair in combinations(group.runs, 2) if pair[0].seed == pair[1].seed)
+    if all(a.versions & b.versions for a, b in pairs):
+        return [group]
+    runs = defaultdict(list)
+    for run in group.runs:
+        runs["+".join(version[:8] for version in sorted(run.versions))].append(run)
+    settings = json.loads(group.settings)
+    return [
+        replace(group, runs=same, settings=json.dumps({**settings, VERSION: version}, sort_keys=True))
+        for version, same in runs.items()
+    ]
 
 
 def label_groups(same: list[Group], shared: dict, warnings: Warnings) -> None:
@@ -109,7 +133,7 @@ def label_groups(same: list[Group], shared: dict, warnings: Warnings) -> None:
     differing = [key for key in keys if len({json.dumps(args.get(key)) for args in settings}) > 1]
     matching = [group for group in same if expected(name, env_id) and not group.deviations(name)]
     for group, args in zip(same, settings, strict=True):
-        group.told_apart_by = {key: args.get(key) for key in differing}
+        group.told_apart_by = {key: args.get(key) for key in differing if key in args or key != VERSION}
         group.matches_name = len(matching) == 1 and group is matching[0]
         # Also where all runs of a name agree with each other, but not with what the name stands for.
         own = {key: value for key, value in group.deviations(name).items() if key not in shared}
@@ -122,16 +146,24 @@ def label_groups(same: list[Group], shared: dict, warnings: Warnings) -> None:
 
 
 def tell_labels_apart(groups: list[Group], warnings: Warnings) -> None:
-    """Add the experiment name to labels that groups of several names have."""
-    by_label = defaultdict(list)
-    for group in groups:
-        by_label[group.label].append(group)
-    for alike in by_label.values():
+    """Add the experiment name to labels that groups of several names have, and a number where that looks the same too."""
+
+    def called_alike():
+        by_label = defaultdict(list)
+        for group in groups:
+            by_label[group.label].append(group)
+        return list(by_label.values())
+
+    for alike in called_alike():
         names = {group.exp_name for group in alike}
         if len(names) > 1:
             warnings.add(f"runs of {' and of '.join(sorted(names))} are called alike and told apart by their experiment names.")
             for group in alike:
                 group.label += f" [exp_name {plain(group.exp_name)}]"
+    for alike in called_alike():
+        names = sorted({group.exp_name for group in alike})
+        for group in alike if len(names) > 1 else ():
+            group.label += f" ({names.index(group.exp_name) + 1})"
 
 
 def keep_one_run_a_seed(group: Group, warnings: Warnings) -> None:
@@ -161,6 +193,16 @@ def warn_of_versions(group: Group, warnings: Warnings) -> None:
         warnings.add(
             f"{where} are seeds of one algorithm by their name, but different versions of {group.runs[0].script}.py made them."
         )
+
+
+def warn_of_own_defaults(group: Group, warnings: Warnings) -> None:
+    """Say where a script has a name and label of this project, but not its defaults."""
+    run, name = group.runs[0], group.exp_name
+    named = run.deviations(name)
+    own = {key: value for key, value in deviations(run.args, run.script, name, run.env_id).items() if key not in named}
+    if own:
+        changed = ", ".join(f"{key} {value}" for key, value in own.items())
+        warnings.add(f"the {run.script}.py of {run.path} has defaults of its own ({changed}): not compared with others' values.")
 
 
 def warn_of_bias_sizes(groups: list[Group], warnings: Warnings) -> None:

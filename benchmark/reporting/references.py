@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pandas as pd
 from experiments import BASELINES, PAPER_ENVS, VARIANTS, short_name
-from identity import parts_of
+from identity import deviations, parts_of
 from job import UserError
 
-from .groups import Group
+from .groups import VERSION, Group
 
 FOLDER = Path(__file__).resolve().parent.parent
 RIVAL = "REDQ"  # the paper's main rival: published curves are compared with its
@@ -33,6 +33,11 @@ def published_curves(names: tuple[str, ...]) -> dict[tuple[str, str], pd.DataFra
     return {key: rows.set_index("env_steps") for key, rows in curves}
 
 
+def name_in_paper(env_id: str) -> str | None:
+    """Hopper of Hopper-v4 and Hopper-v5; None of an id with a module or namespace, whose Hopper is another one."""
+    return None if {":", "/"} & set(env_id) else short_name(env_id)
+
+
 def paper_name(group: Group, paper: pd.DataFrame) -> str | None:
     """What a table of the paper calls a group's algorithm; None if it has not got it."""
     names = {name.lower(): name for name in paper["algorithm"]}
@@ -40,15 +45,21 @@ def paper_name(group: Group, paper: pd.DataFrame) -> str | None:
     return names.get(VARIANTS[base].label.lower() if base in VARIANTS else base)
 
 
+def has_settings_of_name(group: Group) -> bool:
+    """Whether a group has the settings that its name stands for here, whatever the defaults of its own script are."""
+    run = group.runs[0]
+    return not deviations(run.args, run.script, group.exp_name, group.env_id)
+
+
 def same_setting(group: Group) -> bool:
     """Whether a group has the settings that the paper's values were measured with, -v4 being the kin of its -v3."""
-    return group.exp_name in VARIANTS and not group.deviations(group.exp_name) and group.env_id in PAPER_ENVS
+    return group.exp_name in VARIANTS and has_settings_of_name(group) and group.env_id in PAPER_ENVS
 
 
 def comparable_with_rival(group: Group) -> bool:
     """Whether a ratio to the published rival compares like with like: a baseline as it is, others at the rival's UTD."""
-    beside = parts_of(group.exp_name)[1] or group.deviations(group.exp_name)
-    alone = group.matches_name or not group.told_apart_by
+    beside = parts_of(group.exp_name)[1] or not has_settings_of_name(group)
+    alone = group.matches_name or not group.told_apart_by.keys() - {VERSION}
     return alone and not beside and (group.exp_name in BASELINES or group.runs[0].args.get("utd") == 20)
 
 
@@ -60,7 +71,7 @@ def paper_marks(groups: list[Group], paper: pd.DataFrame) -> tuple[list, list[st
     marks, beyond, seen = [], [], set()
     for group in groups:
         key = group.env_id, paper_name(group, paper)
-        row = paper[(paper["env"] == short_name(group.env_id)) & (paper["algorithm"] == key[1])]
+        row = paper[(paper["env"] == name_in_paper(group.env_id)) & (paper["algorithm"] == key[1])]
         if key in seen or row.empty:
             continue
         seen.add(key)

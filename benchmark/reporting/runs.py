@@ -58,6 +58,11 @@ class Run:
     tracked = property(lambda self: (self.path / "wandb_id").exists())
 
     @property
+    def versions(self) -> frozenset[str]:
+        """The SHA-256 of all versions of the script that have trained it."""
+        return frozenset((self.script_sha256 or "unknown").split("+"))
+
+    @property
     def short_commit(self) -> str:
         """The commit of the script, or that it is under none."""
         if self.commit == "unknown":
@@ -136,7 +141,7 @@ def load_run(path: Path, warnings: Warnings) -> Run:
         raise Unusable(f"{path} is mixed up: the steps in its eval.csv do not grow")
     if evaluations.index[-1] > args["total_timesteps"]:
         raise Unusable(f"{path} is mixed up: its eval.csv goes beyond the {args['total_timesteps']} steps of config.json")
-    bias = read_csv(path / "bias.csv", warnings, "global_step", "eval/bias_mean", "eval/bias_std")
+    bias = read_bias(path / "bias.csv", warnings)
     if not bias.index.is_unique:
         warnings.add(f"{path / 'bias.csv'} is mixed up, it has a step twice: left out.")
         bias = bias[:0]
@@ -163,6 +168,20 @@ def load_run(path: Path, warnings: Warnings) -> Run:
         bias_sizes=bias_sizes(bias),
         kept_script=readable_script(path.resolve() / f"{script}.py", warnings),
     )
+
+
+def read_bias(path: Path, warnings: Warnings) -> pd.DataFrame:
+    """The value biases of a run; a row without one, where the mean return that it is relative to was 0, is left out by itself."""
+    bias = read_csv(path, warnings, "global_step")
+    columns = ["eval/bias_mean", "eval/bias_std"]
+    if not bias.empty and not set(columns) <= set(bias):
+        warnings.add(f"{path} is mixed up or damaged, it has no column {' and '.join(columns)}: left out.")
+        return bias[:0]
+    measured = np.isfinite(bias.reindex(columns=columns)).all(axis=1)
+    if not measured.all():
+        steps = ", ".join(f"{step:,}" for step in bias.index[~measured])
+        warnings.add(f"{path} has no finite value bias at step {steps}: left out there.")
+    return bias[measured]
 
 
 def bias_sizes(bias: pd.DataFrame) -> set[tuple[int, ...]]:

@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from experiments import SMOKE, short_name
+from experiments import SMOKE
 
 from .groups import Group, env_order
+from .references import name_in_paper
 from .runs import Warnings, of_policies
 
 RETURN = "eval/best_return"
@@ -116,7 +117,7 @@ def score_matrices(groups: list[Group], paper: pd.DataFrame, warnings: Warnings)
     two algorithms or more with most pairs of algorithm and environment. Tiny runs count only where there are no others.
     """
     paper = paper[paper["algorithm"] == "RAC-SAC"].set_index("env")["mean_return"]
-    usable = [group for group in groups if short_name(group.env_id) in paper.index]
+    usable = [group for group in groups if name_in_paper(group.env_id) in paper.index]
     usable = [group for group in usable if not group.exp_name.startswith(SMOKE)] or usable
     if not usable:
         return {}, {}
@@ -140,7 +141,7 @@ def score_matrices(groups: list[Group], paper: pd.DataFrame, warnings: Warnings)
         seeds = min(len(group.runs) for group in mine.values())
         if any(len(group.runs) > seeds for group in mine.values()):
             warnings.add(f"{name} does not have the same number of seeds everywhere: the aggregate scores use its first {seeds}.")
-        columns = [at(mine[env_id], steps[env_id])[:seeds] / paper[short_name(env_id)] for env_id in env_ids]
+        columns = [at(mine[env_id], steps[env_id])[:seeds] / paper[name_in_paper(env_id)] for env_id in env_ids]
         scores[name] = np.stack(columns, axis=1)
         if late := [env_id for env_id, column in zip(env_ids, columns, strict=True) if np.isnan(column).any()]:
             where = ", ".join(late)

@@ -94,6 +94,12 @@ def test_settings_are_those_of_the_papers(cli):
     assert baselines.check_args(baselines.Args(env_id="Humanoid-v5")).total_timesteps == 1_000_000
 
 
+def test_an_id_without_a_version_is_the_newest(cli):
+    """As with the scripts, so that reports have both in one environment."""
+    run_dir = cli.train("run", "--total-timesteps", "205", env_id="InvertedPendulum")
+    assert json.loads((run_dir / "config.json").read_text())["args"]["env_id"] == "InvertedPendulum-v5"
+
+
 def test_replay_is_float32(cli):
     """Where Stable-Baselines3 would keep what the environment gives: float64."""
     assert gym.make("Hopper-v4").observation_space.dtype == np.float64

@@ -242,6 +242,37 @@ def test_names_and_warnings_of_a_dry_run(tmp_path, call):
     assert identity.label("smoke_rac_sac+gamma_1e+0") == "RAC-SAC (tiny, gamma 1e+0)"
 
 
+def test_an_id_without_a_version_goes_on_with_its_run(tmp_path, call):
+    """A script adds the newest version to it, and keeps that in config.json."""
+    for env_id, code in (("InvertedPendulum-v5", 0), ("InvertedDoublePendulum-v5", 2)):
+        run_dir = tmp_path / "runs" / NAME.format(1).replace("-v4", "")
+        run_dir.mkdir(parents=True, exist_ok=True)
+        (run_dir / "config.json").write_text(json.dumps({"script": "rac_sac", "args": {"env_id": env_id}}))
+        arguments = (*ONE, "--env-ids", "InvertedPendulum", "--seeds", "1", "--dry-run")
+        assert (f"with env_id {env_id}" in call(tmp_path, *arguments, code=code)[1]) == bool(code)
+
+
+def test_a_run_without_snapshots_is_named(tmp_path, call):
+    """Also where it is finished: nothing is left to measure its value bias from."""
+    run_dir = tmp_path / "runs" / NAME.format(1)
+    run_dir.mkdir(parents=True)
+    for snapshots, warning in ((300, ""), (0, f"warning: {run_dir} was begun with snapshot_frequency 0 and not 300: its")):
+        (run_dir / "config.json").write_text(json.dumps({"script": "rac_sac", "args": {"snapshot_frequency": snapshots}}))
+        for name in ("eval.csv", "evaluate.csv"):
+            (run_dir / name).write_text("global_step\n500\n")
+        out, err = call(tmp_path, *ONE, "--seeds", "1", "--dry-run")
+        assert out == "# finished\n"
+        assert err.startswith(warning) and bool(err) == bool(warning)
+
+
+def test_programs_of_a_run_find_the_modules_beside_its_script(tmp_path):
+    """The one that measures the value bias too, which lies elsewhere; and those of the project's folder."""
+    (tmp_path / "my_networks.py").touch()
+    wanted = job.Job("run", str(tmp_path / "run"), str(tmp_path / "my_rac.py"), [], {}, 1, 1)
+    find = "import sys, importlib.util as util; sys.exit(not all(map(util.find_spec, ['my_networks', 'rac_sac'])))"
+    assert job.run_process([sys.executable, "-c", find], wanted) == 0
+
+
 def own_copy(path: Path, old: str, new: str) -> str:
     """An edited copy of rac_sac.py; returns its SHA-256."""
     source = (ROOT / "rac_sac.py").read_text()
@@ -300,6 +331,15 @@ def test_names_of_own_scripts(tmp_path, call):
     simple = names("--scripts", "simple.py", "named.py", "--", "--capture-video")  # says how a run is done: not for all scripts
     assert ["--capture-video" in words for words in simple.values()] == [False, True]
     assert "give --experiment, which --variants belong to, or --scripts" in call(tmp_path, code=2)[1]
+
+
+def test_an_argument_whose_default_is_an_expression(tmp_path, call):
+    """It is one of the script's like any other: an experiment sets it, and so does what follows --."""
+    own_copy(tmp_path / "my_rac.py", "batch_size: PositiveInt = 256", "batch_size: PositiveInt = 2**8")
+    beside = ("--env-ids", "Hopper-v4", "--seeds", "1", "--dry-run", "--scripts", "my_rac.py")
+    smoke = call(tmp_path, "--experiment", "smoke", "--variants", "smoke_rac_sac", *beside)[0].splitlines()
+    assert [line.count("--batch-size 32") for line in smoke] == [1, 1]
+    assert "--batch-size 64" in call(tmp_path, *beside, "--", "--batch-size", "64")[0]
 
 
 def test_a_reader_that_has_read_enough(tmp_path):

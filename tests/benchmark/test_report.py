@@ -47,7 +47,7 @@ def arguments_of(script: str, exp_name: str, env_id: str) -> dict:
     module = importlib.import_module(script if known else "rac_sac")
     args = module.check_args(tyro.cli(module.Args, args=["--env-id", env_id, *flags]))
     if getattr(args, "target_entropy", 0.0) is None:
-        args.target_entropy = -float({"Humanoid": 17, "Ant": 8, "Walker2d": 6, "Hopper": 3}[env_id.split("-")[0]])
+        args.target_entropy = -float({"Humanoid": 17, "Ant": 8, "Walker2d": 6, "Hopper": 3}[experiments.short_name(env_id)])
     return vars(args)
 
 
@@ -66,7 +66,8 @@ def make_run(
     **arguments,
 ) -> Path:
     """A run directory whose best return at each step is given; the other policies get half of it."""
-    path, condition = root / f"{env_id}__{exp_name}__{seed}", CONDITION.get(script, "beta")
+    name = f"{env_id}__{exp_name}__{seed}".replace("/", "_")
+    path, condition = root / name, CONDITION.get(script, "beta")
     path.mkdir(parents=True)
     args = {
         **arguments_of(script, exp_name, env_id),
@@ -371,6 +372,87 @@ def test_defaults_are_those_of_the_script_that_a_run_has_kept(tmp_path, report):
     _, _, text = report("runs")
     assert "[tau 0.1]" not in text
     assert "| RAC-SAC " in text
+
+
+def test_an_edited_default_is_named_and_compared_with_nobody(tmp_path, report):
+    """It keeps the name of the script that it was edited in."""
+    path = make_run(tmp_path / "runs", "rac_sac", "Ant-v4", 1, {5000: 10, 16_666: 20, 300_000: 6000}, tau=0.1)
+    source = (ROOT / "rac_sac.py").read_text()
+    (path / "rac_sac.py").write_text(source.replace("    tau: Share = 0.005", "    tau: Share = 0.1"))
+    _, err, text = report("runs")
+    assert (
+        err == f"warning: the rac_sac.py of {path.relative_to(tmp_path)} has defaults of its own (tau 0.1): not compared with "
+        "others' values.\n"
+    )
+    final, *_ = tables(text)
+    assert (final[0]["algorithm"], final[0]["return"], final[0]["difference"]) == ("RAC-SAC", "6,000", "—")
+    assert "RAC-SAC" not in {row["algorithm"] for row in [table for table in tables(text) if "16,666" in table[0]][1]}
+
+
+def test_another_environment_of_the_same_name_is_not_the_papers(tmp_path, report):
+    """A module or namespace tells them apart."""
+    for env_id in ("Hopper-v4", "my_module:Hopper-v0", "lab/Hopper-v4"):
+        for name in ("mine", "other"):
+            make_run(tmp_path / "runs", name, env_id, 1, {1000: 5})
+    _, _, text = report("runs")
+    final, samples, *_ = tables(text)
+    assert {row["environment"] for row in final} == {"Hopper-v4", "my_module:Hopper-v0", "lab/Hopper-v4"}
+    assert {row["environment"] for row in final if row["paper"] != "—"} == {"Hopper-v4"}
+    assert {row["environment"] for row in samples} == {"Hopper-v4"}
+    assert "at the last step that all runs have (Hopper-v4 at step 1,000);" in text
+
+
+def test_versions_of_a_script_with_a_seed_in_common_are_shown_apart(tmp_path, report):
+    """Each with its own seeds; where the second version has only resumed a run, it is the same run."""
+    for version, value in (("aaa", 100), ("bbb", 900)):
+        for seed in (1, 2):
+            make_run(tmp_path / version, "my_rac", "Hopper-v4", seed, {1000: value, 2000 + seed: value}, sha256=version)
+    _, err, text = report("aaa", "bbb")
+    assert "runs of my_rac on Hopper-v4 differ in script_sha256 and are shown apart" in err
+    ours = {row["algorithm"]: row for row in tables(text)[0] if row["seeds"] != "—"}
+    assert {name: (row["seeds"], row["return"]) for name, row in ours.items()} == {
+        "my_rac [script_sha256 aaa]": ("2", "100 ± 0"),
+        "my_rac [script_sha256 bbb]": ("2", "900 ± 0"),
+    }
+    for path in (tmp_path / "bbb").glob("*/config.json"):
+        change(path, '"bbb"', '"aaa+bbb"')
+    _, err, text = report("aaa", "bbb")
+    assert err.count("are the same run") == 2
+    assert "shown apart" not in err
+
+
+def test_hours_are_a_median(tmp_path, report):
+    for seed, hours in ((1, 1), (2, 2), (3, 9)):
+        path = make_run(tmp_path / "runs", "rac_sac", "Hopper-v4", seed, {1000: 5})
+        change(path / "eval.csv", ",100.0,", f",{hours * 3600},")
+    _, _, text = report("runs")
+    (row,) = next(table for table in tables(text) if "hours" in table[0])
+    assert row["hours"] == "2.00"
+    assert "Hours: median over seeds" in text
+
+
+def test_a_row_without_a_value_bias_is_left_out_by_itself(tmp_path, report):
+    path = make_run(tmp_path / "runs", "rac_sac", "Hopper-v4", 1, {5000: 10, 6000: 20, 7000: 30}, bias=True)
+    change(path / "bias.csv", "5000,1,2", "5000,nan,nan")
+    said = runs.Warnings()
+    (run,) = runs.find_runs([tmp_path], said)
+    assert said.texts == [f"{path / 'bias.csv'} has no finite value bias at step 5,000: left out there."]
+    assert run.eval["eval/bias_mean"].dropna().to_dict() == {6000: 1, 7000: 1}
+    change(path / "bias.csv", "eval/bias_std", "bias_std")
+    (run,) = runs.find_runs([tmp_path], said)
+    assert "it has no column eval/bias_mean and eval/bias_std: left out" in said.texts[-1]
+    assert "eval/bias_mean" not in run.eval
+
+
+def test_names_that_look_alike_are_numbered(tmp_path, report):
+    """Letters that figures or tables cannot show are left out of labels, and no run with them."""
+    for name in ("a$b", "ab", "a|b", "_mine"):
+        make_run(tmp_path / "runs", name, "Hopper-v4", 1, {1000: 5, 2000: 6})
+    labels = [f"ab [exp_name ab] ({i})" for i in (1, 2, 3)] + ["mine"]
+    final, *_ = tables(text := report("runs")[2])
+    assert [row["algorithm"] for row in final if row["seeds"] != "—"] == labels
+    scores = next(table for table in tables(text) if "IQM" in table[0])
+    assert [row["algorithm"] for row in scores] == labels
 
 
 def test_one_damaged_run_does_not_end_the_report(tmp_path, report):

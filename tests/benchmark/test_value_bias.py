@@ -79,6 +79,12 @@ def test_value_bias(make_env):
     assert std == pytest.approx(bias.std())
 
 
+def test_no_value_bias_relative_to_a_mean_return_of_0(make_env, monkeypatch):
+    monkeypatch.setattr(value_bias, "monte_carlo_return", lambda *arguments: 0.0)
+    bias = value_bias.measure(ByHand(), make_env(), [make_env()], value_bias.Sizes(), seed=11)
+    assert np.isnan(bias).all()
+
+
 def snapshot_of(module, **changes) -> dict:
     """A snapshot of untrained networks, as a run writes it."""
     args = module.check_args(module.Args(num_critics=3, hidden_dim=8, **changes), 3)
@@ -165,6 +171,19 @@ def test_bias_of_a_run(cli, measure):
     (run / "snapshots/step-300.pt").unlink()
     _, others = measure(run, *SMALL[:-1], "29")
     assert [row["global_step"] for row in others] == ["200"] and others[0]["max_steps"] == "29"
+
+
+def test_modules_of_the_kept_script(cli, measure):
+    """They may lie beside the project's scripts; one that is nowhere is named."""
+    run = cli.train("run", "--total-timesteps", "205", "--snapshot-frequency", "200")
+    kept = run / "rac_sac.py"
+    source = kept.read_text()
+    kept.write_text(source.replace("import tyro\n", "import rac_td3\nimport tyro\n", 1))
+    assert len(measure(run, *SMALL)[1]) == 1
+    kept.write_text(source.replace("import tyro\n", "import my_networks\nimport tyro\n", 1))
+    (run / "bias.csv").unlink()
+    error, _ = measure(run, *SMALL, code=2)
+    assert error == f"error: {kept} cannot be loaded: No module named 'my_networks'.\n"
 
 
 def test_continuations_have_no_time_limit(cli, monkeypatch):

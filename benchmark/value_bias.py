@@ -286,7 +286,7 @@ def main() -> None:
         sys.exit(128 + signal.SIGINT)
     for row in read_rows(options.run / "bias.csv"):
         mean, std = float(row["eval/bias_mean"]), float(row["eval/bias_std"])
-        bias = f"{mean:.3f} ± {std:.3f}" if math.isfinite(mean) else "none, for the mean return that it is relative to is 0"
+        bias = f"{mean:.3f} ± {std:.3f}" if math.isfinite(mean) else "none: the mean return is 0, or Q is not finite"
         print(f"step {int(row['global_step']):>8}: bias {bias}")
 
 

@@ -36,6 +36,11 @@ def wrapped(text: str) -> str:
     return textwrap.fill(text, WIDTH, max_lines=LINES_OF_A_LABEL, placeholder=" …")
 
 
+def in_legend(label: str) -> str:
+    """With a space before a _, without which matplotlib leaves it out of the legend."""
+    return f" {label}" if label.startswith("_") else label
+
+
 def panels(env_ids: list[str], ylabel: str):
     """Axes, one per environment, titled, two or three in a row; what they show is said at the left edge alone."""
     columns = min(len(env_ids), 2 if len(env_ids) <= 4 else 3)
@@ -78,7 +83,14 @@ def draw_curves(groups: list[Group], column: str, ylabel: str, order=None, publi
         look = {"color": COLOURS[i % len(COLOURS)], "linestyle": LINES[(i // len(COLOURS) + i) % len(LINES)]}  # 40 looks
         stats = curve(group, column)
         whole = stats[stats["seeds"] == len(group.runs)]
-        ax.plot(whole.index, whole["mean"], label=group.label, marker="o" if len(whole) == 1 else None, markersize=3, **look)
+        ax.plot(
+            whole.index,
+            whole["mean"],
+            label=in_legend(group.label),
+            marker="o" if len(whole) == 1 else None,
+            markersize=3,
+            **look,
+        )
         low, high = whole["mean"] - whole["std"], whole["mean"] + whole["std"]  # nothing where there is one seed
         ax.fill_between(whole.index, low, high, color=look["color"], alpha=0.18, lw=0)
         begin = whole.index[-1] if len(whole) else 0

@@ -1,10 +1,8 @@
 """Groups of runs: the seeds of one experiment name with one setting in one environment."""
 
 import json
-import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
-from itertools import combinations
 from pathlib import Path
 
 from experiments import HOUSEKEEPING, PAPER_ENVS, ROOT, SMOKE, SWEEPS, VARIANTS, short_name
@@ -26,7 +24,7 @@ class Group:
     settings: str = ""  # that its runs share, as JSON
     label: str = ""
     told_apart_by: dict = field(default_factory=dict)  # the settings in which it differs from others of its name
-    matches_name: bool = False  # whether it alone of them has the settings that its name stands for
+    matches_name: bool = False  # whether no others of them have the settings that its name stands for, versions aside
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -44,14 +42,25 @@ class Group:
         return int(max(common, default=min(run.last for run in self.runs)))
 
     def deviations(self, exp_name: str) -> dict:
-        """The settings that are not those of an experiment name."""
+        """The settings that are not those of an experiment name, by the script that its run has kept."""
         return self.runs[0].deviations(exp_name)
+
+    @property
+    def own_defaults(self) -> dict:
+        """The settings that are its name's by the script that its run has kept, but not by today's."""
+        run = self.runs[0]
+        today = deviations(run.args, run.script, self.exp_name, self.env_id)
+        return {key: value for key, value in today.items() if key not in self.deviations(self.exp_name)}
+
+    @property
+    def has_settings_of_name(self) -> bool:
+        """Whether all its settings are those that its name stands for today; not known of somebody's own name."""
+        return not (self.own_defaults or self.deviations(self.exp_name))
 
 
 def plain(text: str) -> str:
-    """In one line, without the $ between which matplotlib would read mathematics, the | that ends a cell of a table, or the _
-    with which a curve's name must not begin to be in the legend."""
-    return " ".join(re.sub("[$|]", "", text).split()).lstrip("_")
+    """In one line, with a $ that matplotlib does not read as mathematics, and another | than that which ends a table's cell."""
+    return " ".join(text.split()).replace("$", r"\$").replace("|", "¦")
 
 
 def shared_settings(runs: list[Run]) -> dict:
@@ -99,30 +108,23 @@ def group_runs(runs: list[Run], warnings: Warnings) -> list[Group]:
 
 def by_name(runs: list[Run]) -> dict[tuple[str, str], list[Group]]:
     """The groups of each environment and experiment name: one for each setting, and version where they share a seed."""
+    apart = names_of_several_versions(runs)
     found = defaultdict(dict)
     for run in runs:
-        settings = json.dumps(settings_of(run), sort_keys=True)
+        version = {VERSION: run.version[:8]} if run.exp_name in apart else {}
+        settings = json.dumps({**settings_of(run), **version}, sort_keys=True)
         group = found[run.env_id, run.exp_name].setdefault(settings, Group(run.env_id, run.exp_name, settings=settings))
         group.runs.append(run)
-    return {name: [part for group in same.values() for part in by_version(group)] for name, same in found.items()}
+    return {name: list(same.values()) for name, same in found.items()}
 
 
-def by_version(group: Group) -> list[Group]:
-    """A group for each version of the script, if runs of one seed are of different ones; else the group as it is.
-
-    A run that a later version has resumed is of both.
-    """
-    pairs = (pair for pair in combinations(group.runs, 2) if pair[0].seed == pair[1].seed)
-    if all(a.versions & b.versions for a, b in pairs):
-        return [group]
-    runs = defaultdict(list)
-    for run in group.runs:
-        runs["+".join(version[:8] for version in sorted(run.versions))].append(run)
-    settings = json.loads(group.settings)
-    return [
-        replace(group, runs=same, settings=json.dumps({**settings, VERSION: version}, sort_keys=True))
-        for version, same in runs.items()
-    ]
+def names_of_several_versions(runs: list[Run]) -> set[str]:
+    """The experiment names under which versions of a script have a seed in common, with the same settings, in an environment."""
+    found = defaultdict(set)
+    for run in runs:
+        settings = json.dumps(settings_of(run), sort_keys=True)
+        found[run.exp_name, run.env_id, run.seed, settings].add(run.version)
+    return {name for (name, *_), versions in found.items() if len(versions) > 1}
 
 
 def label_groups(same: list[Group], shared: dict, warnings: Warnings) -> None:
@@ -131,13 +133,16 @@ def label_groups(same: list[Group], shared: dict, warnings: Warnings) -> None:
     settings = [json.loads(group.settings) for group in same]
     keys = sorted(set().union(*settings))
     differing = [key for key in keys if len({json.dumps(args.get(key)) for args in settings}) > 1]
-    matching = [group for group in same if expected(name, env_id) and not group.deviations(name)]
+    matching = [args for group, args in zip(same, settings, strict=True) if expected(name, env_id) and group.has_settings_of_name]
+    alike = len({json.dumps({**args, VERSION: None}, sort_keys=True) for args in matching}) == 1
     for group, args in zip(same, settings, strict=True):
-        group.told_apart_by = {key: args.get(key) for key in differing if key in args or key != VERSION}
-        group.matches_name = len(matching) == 1 and group is matching[0]
+        group.told_apart_by = {key: args.get(key) for key in keys if key in differing or key == VERSION}
+        group.matches_name = alike and args in matching
         # Also where all runs of a name agree with each other, but not with what the name stands for.
         own = {key: value for key, value in group.deviations(name).items() if key not in shared}
-        more = {} if group.matches_name else group.told_apart_by  # only the others need more words
+        more = group.told_apart_by  # only the others need more words than the version
+        if group.matches_name:
+            more = {key: value for key, value in more.items() if key == VERSION}
         shown = ", ".join(f"{key} {value}" for key, value in {**own, **more}.items())
         group.label = plain(label(name, shared) + (f" [{shown}]" if shown else ""))
     if len(same) > 1:
@@ -146,24 +151,16 @@ def label_groups(same: list[Group], shared: dict, warnings: Warnings) -> None:
 
 
 def tell_labels_apart(groups: list[Group], warnings: Warnings) -> None:
-    """Add the experiment name to labels that groups of several names have, and a number where that looks the same too."""
-
-    def called_alike():
-        by_label = defaultdict(list)
-        for group in groups:
-            by_label[group.label].append(group)
-        return list(by_label.values())
-
-    for alike in called_alike():
+    """Add the experiment name to labels that groups of several names have."""
+    by_label = defaultdict(list)
+    for group in groups:
+        by_label[group.label].append(group)
+    for alike in by_label.values():
         names = {group.exp_name for group in alike}
         if len(names) > 1:
             warnings.add(f"runs of {' and of '.join(sorted(names))} are called alike and told apart by their experiment names.")
             for group in alike:
                 group.label += f" [exp_name {plain(group.exp_name)}]"
-    for alike in called_alike():
-        names = sorted({group.exp_name for group in alike})
-        for group in alike if len(names) > 1 else ():
-            group.label += f" ({names.index(group.exp_name) + 1})"
 
 
 def keep_one_run_a_seed(group: Group, warnings: Warnings) -> None:
@@ -196,13 +193,12 @@ def warn_of_versions(group: Group, warnings: Warnings) -> None:
 
 
 def warn_of_own_defaults(group: Group, warnings: Warnings) -> None:
-    """Say where a script has a name and label of this project, but not its defaults."""
-    run, name = group.runs[0], group.exp_name
-    named = run.deviations(name)
-    own = {key: value for key, value in deviations(run.args, run.script, name, run.env_id).items() if key not in named}
-    if own:
-        changed = ", ".join(f"{key} {value}" for key, value in own.items())
-        warnings.add(f"the {run.script}.py of {run.path} has defaults of its own ({changed}): not compared with others' values.")
+    """Say where a script's defaults are not today's: its runs are called as those of today's are."""
+    run = group.runs[0]
+    if group.own_defaults:
+        other = ", ".join(f"{key} {value}" for key, value in group.own_defaults.items())
+        given = "no difference from the paper and no ratio to REDQ is given"
+        warnings.add(f"the {run.script}.py of {run.path} has other defaults than today's ({other}): {given}.")
 
 
 def warn_of_bias_sizes(groups: list[Group], warnings: Warnings) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 from experiments import BASELINES, PAPER_ENVS, VARIANTS, short_name
-from identity import deviations, parts_of
+from identity import parts_of
 from job import UserError
 
 from .groups import VERSION, Group
@@ -45,20 +45,14 @@ def paper_name(group: Group, paper: pd.DataFrame) -> str | None:
     return names.get(VARIANTS[base].label.lower() if base in VARIANTS else base)
 
 
-def has_settings_of_name(group: Group) -> bool:
-    """Whether a group has the settings that its name stands for here, whatever the defaults of its own script are."""
-    run = group.runs[0]
-    return not deviations(run.args, run.script, group.exp_name, group.env_id)
-
-
 def same_setting(group: Group) -> bool:
     """Whether a group has the settings that the paper's values were measured with, -v4 being the kin of its -v3."""
-    return group.exp_name in VARIANTS and has_settings_of_name(group) and group.env_id in PAPER_ENVS
+    return group.exp_name in VARIANTS and group.has_settings_of_name and group.env_id in PAPER_ENVS
 
 
 def comparable_with_rival(group: Group) -> bool:
     """Whether a ratio to the published rival compares like with like: a baseline as it is, others at the rival's UTD."""
-    beside = parts_of(group.exp_name)[1] or not has_settings_of_name(group)
+    beside = parts_of(group.exp_name)[1] or not group.has_settings_of_name
     alone = group.matches_name or not group.told_apart_by.keys() - {VERSION}
     return alone and not beside and (group.exp_name in BASELINES or group.runs[0].args.get("utd") == 20)
 

@@ -41,7 +41,7 @@ class Run:
     condition: str  # what its policies differ by; "policy" where eval.csv does not say it
     args: dict
     commit: str
-    script_sha256: str | None
+    script_sha256: str  # of all versions that have trained it, joined by +; or "unknown"
     device: str
     eval: pd.DataFrame  # index: step
     train: pd.DataFrame  # index: step, may be empty
@@ -58,15 +58,15 @@ class Run:
     tracked = property(lambda self: (self.path / "wandb_id").exists())
 
     @property
-    def versions(self) -> frozenset[str]:
-        """The SHA-256 of all versions of the script that have trained it."""
-        return frozenset((self.script_sha256 or "unknown").split("+"))
+    def version(self) -> str:
+        """The SHA-256 of the script that began it; others may have resumed it."""
+        return self.script_sha256.split("+")[0]
 
     @property
     def short_commit(self) -> str:
         """The commit of the script, or that it is under none."""
         if self.commit == "unknown":
-            return f"none (script {(self.script_sha256 or 'unknown')[:12]})"
+            return f"none (script {self.script_sha256[:12]})"
         return self.commit[:12] + ("-dirty" if self.commit.endswith("-dirty") else "")
 
     def deviations(self, exp_name: str) -> dict:
@@ -160,7 +160,7 @@ def load_run(path: Path, warnings: Warnings) -> Run:
         condition=told,
         args=args,
         commit=str(config.get("git_commit") or "unknown"),
-        script_sha256=config.get("script_sha256"),
+        script_sha256=str(config.get("script_sha256") or "unknown"),
         device=str(config.get("device") or "unknown"),
         eval=evaluations,
         train=train,
@@ -171,11 +171,12 @@ def load_run(path: Path, warnings: Warnings) -> Run:
 
 
 def read_bias(path: Path, warnings: Warnings) -> pd.DataFrame:
-    """The value biases of a run; a row without one, where the mean return that it is relative to was 0, is left out by itself."""
+    """The value biases of a run; a row without a finite one is left out by itself, which is no damage (see value_bias.py)."""
     bias = read_csv(path, warnings, "global_step")
     columns = ["eval/bias_mean", "eval/bias_std"]
-    if not bias.empty and not set(columns) <= set(bias):
-        warnings.add(f"{path} is mixed up or damaged, it has no column {' and '.join(columns)}: left out.")
+    missing = [name for name in columns if name not in bias]
+    if missing and not bias.empty:
+        warnings.add(f"{path} is mixed up or damaged, it has no column {missing[0]}: left out.")
         return bias[:0]
     measured = np.isfinite(bias.reindex(columns=columns)).all(axis=1)
     if not measured.all():

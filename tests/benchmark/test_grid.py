@@ -256,7 +256,7 @@ def test_a_run_without_snapshots_is_named(tmp_path, call):
     """Also where it is finished: nothing is left to measure its value bias from."""
     run_dir = tmp_path / "runs" / NAME.format(1)
     run_dir.mkdir(parents=True)
-    for snapshots, warning in ((300, ""), (0, f"warning: {run_dir} was begun with snapshot_frequency 0 and not 300: its")):
+    for snapshots, warning in ((300, ""), (0, f"warning: {run_dir} was begun without snapshots")):
         (run_dir / "config.json").write_text(json.dumps({"script": "rac_sac", "args": {"snapshot_frequency": snapshots}}))
         for name in ("eval.csv", "evaluate.csv"):
             (run_dir / name).write_text("global_step\n500\n")
@@ -270,7 +270,7 @@ def test_programs_of_a_run_find_the_modules_beside_its_script(tmp_path):
     (tmp_path / "my_networks.py").touch()
     wanted = job.Job("run", str(tmp_path / "run"), str(tmp_path / "my_rac.py"), [], {}, 1, 1)
     find = "import sys, importlib.util as util; sys.exit(not all(map(util.find_spec, ['my_networks', 'rac_sac'])))"
-    assert job.run_process([sys.executable, "-c", find], wanted) == 0
+    assert job.run_process([sys.executable, "-P", "-c", find], wanted) == 0
 
 
 def own_copy(path: Path, old: str, new: str) -> str:

@@ -380,13 +380,18 @@ def test_an_edited_default_is_named_and_compared_with_nobody(tmp_path, report):
     source = (ROOT / "rac_sac.py").read_text()
     (path / "rac_sac.py").write_text(source.replace("    tau: Share = 0.005", "    tau: Share = 0.1"))
     _, err, text = report("runs")
-    assert (
-        err == f"warning: the rac_sac.py of {path.relative_to(tmp_path)} has defaults of its own (tau 0.1): not compared with "
-        "others' values.\n"
-    )
+    assert f"the rac_sac.py of {path.relative_to(tmp_path)} has other defaults than today's (tau 0.1): no difference" in err
     final, *_ = tables(text)
     assert (final[0]["algorithm"], final[0]["return"], final[0]["difference"]) == ("RAC-SAC", "6,000", "—")
-    assert "RAC-SAC" not in {row["algorithm"] for row in [table for table in tables(text) if "16,666" in table[0]][1]}
+    assert "RAC-SAC" not in with_a_ratio(text)
+    make_run(tmp_path / "runs", "rac_sac", "Ant-v4", 2, {5000: 10, 16_666: 20})
+    assert "RAC-SAC" in with_a_ratio(report("runs")[2])  # beside it those of today's have one
+
+
+def with_a_ratio(text: str) -> set[str]:
+    """The algorithms that a report gives a ratio to published REDQ at 16,666 steps."""
+    _, ratios = (table for table in tables(text) if "16,666" in table[0])
+    return {row["algorithm"] for row in ratios}
 
 
 def test_another_environment_of_the_same_name_is_not_the_papers(tmp_path, report):
@@ -394,6 +399,10 @@ def test_another_environment_of_the_same_name_is_not_the_papers(tmp_path, report
     for env_id in ("Hopper-v4", "my_module:Hopper-v0", "lab/Hopper-v4"):
         for name in ("mine", "other"):
             make_run(tmp_path / "runs", name, env_id, 1, {1000: 5})
+        make_run(tmp_path / "runs", "rac_sac", env_id, 1, {1000: 5, 300_000: 6})
+    groups = grouping.group_runs(runs.find_runs([tmp_path], said := runs.Warnings()), said)
+    marks, _ = references.paper_marks(groups, references.paper_tables()[0])
+    assert [(group.env_id, group.label) for group, *_ in marks] == [("Hopper-v4", "RAC-SAC")]
     _, _, text = report("runs")
     final, samples, *_ = tables(text)
     assert {row["environment"] for row in final} == {"Hopper-v4", "my_module:Hopper-v0", "lab/Hopper-v4"}
@@ -403,22 +412,37 @@ def test_another_environment_of_the_same_name_is_not_the_papers(tmp_path, report
 
 
 def test_versions_of_a_script_with_a_seed_in_common_are_shown_apart(tmp_path, report):
-    """Each with its own seeds; where the second version has only resumed a run, it is the same run."""
+    """In all environments, and each with its own seeds; a run is of the version that began it."""
     for version, value in (("aaa", 100), ("bbb", 900)):
         for seed in (1, 2):
             make_run(tmp_path / version, "my_rac", "Hopper-v4", seed, {1000: value, 2000 + seed: value}, sha256=version)
+    make_run(tmp_path / "bbb", "my_rac", "Ant-v4", 1, {1000: 7}, sha256="bbb")
     _, err, text = report("aaa", "bbb")
     assert "runs of my_rac on Hopper-v4 differ in script_sha256 and are shown apart" in err
-    ours = {row["algorithm"]: row for row in tables(text)[0] if row["seeds"] != "—"}
-    assert {name: (row["seeds"], row["return"]) for name, row in ours.items()} == {
-        "my_rac [script_sha256 aaa]": ("2", "100 ± 0"),
-        "my_rac [script_sha256 bbb]": ("2", "900 ± 0"),
-    }
+    assert [(r["environment"], r["algorithm"], r["seeds"], r["return"]) for r in tables(text)[0] if r["seeds"] != "—"] == [
+        ("Ant-v4", "my_rac [script_sha256 bbb]", "1", "7"),
+        ("Hopper-v4", "my_rac [script_sha256 aaa]", "2", "100 ± 0"),
+        ("Hopper-v4", "my_rac [script_sha256 bbb]", "2", "900 ± 0"),
+    ]
+    for path in (tmp_path / "aaa").glob("*/config.json"):  # begun by one, and resumed by the other
+        change(path, '"aaa"', '"aaa+bbb"')
+    assert "my_rac [script_sha256 bbb]" in report("aaa", "bbb")[2]
     for path in (tmp_path / "bbb").glob("*/config.json"):
-        change(path, '"bbb"', '"aaa+bbb"')
+        change(path, '"bbb"', '"aaa"')
     _, err, text = report("aaa", "bbb")
     assert err.count("are the same run") == 2
     assert "shown apart" not in err
+
+
+def test_versions_keep_their_ratio_beside_other_settings(tmp_path, report):
+    make_run(tmp_path / "a", "rac_sac", "Hopper-v4", 1, {16_666: 5}, sha256="aaa")
+    make_run(tmp_path / "b", "rac_sac", "Hopper-v4", 1, {16_666: 6}, sha256="bbb")
+    make_run(tmp_path / "c", "rac_sac", "Hopper-v4", 1, {16_666: 7}, sha256="aaa", utd=3)
+    for version in ("aaa", "bbb"):
+        make_run(tmp_path / version[0], "mine", "Hopper-v4", 1, {16_666: 5}, sha256=version)
+    _, _, text = report("a", "b", "c", "--published")
+    assert with_a_ratio(text) == {f"{name} [script_sha256 {digest}]" for name in ("RAC-SAC", "mine") for digest in ("aaa", "bbb")}
+    assert "RAC-SAC [utd 3, script_sha256 aaa]" in text
 
 
 def test_hours_are_a_median(tmp_path, report):
@@ -440,19 +464,23 @@ def test_a_row_without_a_value_bias_is_left_out_by_itself(tmp_path, report):
     assert run.eval["eval/bias_mean"].dropna().to_dict() == {6000: 1, 7000: 1}
     change(path / "bias.csv", "eval/bias_std", "bias_std")
     (run,) = runs.find_runs([tmp_path], said)
-    assert "it has no column eval/bias_mean and eval/bias_std: left out" in said.texts[-1]
+    assert "it has no column eval/bias_std: left out" in said.texts[-1]
     assert "eval/bias_mean" not in run.eval
 
 
-def test_names_that_look_alike_are_numbered(tmp_path, report):
-    """Letters that figures or tables cannot show are left out of labels, and no run with them."""
+def test_letters_with_a_meaning_to_figures_and_tables(tmp_path, report):
+    """A label keeps them, so that names which differ in them do; a curve whose name begins with _ is in the legend too."""
     for name in ("a$b", "ab", "a|b", "_mine"):
         make_run(tmp_path / "runs", name, "Hopper-v4", 1, {1000: 5, 2000: 6})
-    labels = [f"ab [exp_name ab] ({i})" for i in (1, 2, 3)] + ["mine"]
+    labels = ["_mine", r"a\$b", "ab", "a¦b"]
     final, *_ = tables(text := report("runs")[2])
     assert [row["algorithm"] for row in final if row["seeds"] != "—"] == labels
     scores = next(table for table in tables(text) if "IQM" in table[0])
     assert [row["algorithm"] for row in scores] == labels
+    groups = grouping.group_runs(runs.find_runs([tmp_path], said := runs.Warnings()), said)
+    figure = figures.draw_curves(groups, "eval/best_return", "return")
+    assert [text.get_text().strip() for text in figure.legends[0].get_texts()] == labels
+    figures.plt.close(figure)
 
 
 def test_one_damaged_run_does_not_end_the_report(tmp_path, report):
@@ -789,8 +817,8 @@ def runs_of(name: str, *all_returns: dict, changes=({}, {}), **common):
 
 
 def called_alike(root: Path) -> None:
-    make_run(root, "a$_$", "Hopper-v4", 1, {1000: 5})
-    make_run(root, "a_", "Hopper-v4", 1, {1000: 5})
+    make_run(root, "a (b 1)", "Hopper-v4", 1, {1000: 5})
+    make_run(root, "a+b_1", "Hopper-v4", 1, {1000: 5})
 
 
 def the_same_run(root: Path) -> None:
@@ -833,7 +861,7 @@ DAMAGES = {
         "is of step 700, at which eval.csv has no evaluation",
         ["early__1"],
     ),
-    "names that look alike": (called_alike, "a$_$ and of a_", "are called alike", ["a$_$__1", "a___1"]),
+    "names that look alike": (called_alike, "a (b 1) and of a+b_1", "are called alike", ["a (b 1)__1", "a+b_1__1"]),
     "other settings": (
         runs_of("other", {1000: 5}, {1000: 5}, changes=({"utd": 3}, {"utd": 4})),
         "other__1",

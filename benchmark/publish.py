@@ -19,6 +19,7 @@ from reporting.document import write_whole
 from reporting.groups import VERSION
 
 TITLE = "Realistic Actor-Critic"
+NOT_LOGGED = ("script", VERSION)  # of what tells groups apart, what Weights & Biases does not know of a run
 CURVES = {
     "return of the best policy": ["eval/best_return"],
     "ensemble mean of Q": ["losses/qf_values"],
@@ -35,15 +36,12 @@ def build_specification(tables: list, groups: list, entity: str, project: str):
     import wandb_workspaces.expr as expr
     import wandb_workspaces.reports.v2 as wr
 
-    not_in_config = ("script", VERSION)
-
     def run_set(group):
         # A run set that names its project makes wandb-workspaces ask the server for the project's number, which needs a
         # login. One without a project is of the report's own project: the same runs, and nothing to ask.
         wanted = {"exp_name": group.exp_name, "env_id": group.env_id, **group.told_apart_by}
-        filters = [
-            expr.Config(name) == value for name, value in wanted.items() if value is not None and name not in not_in_config
-        ]
+        logged = {name: value for name, value in wanted.items() if value is not None and name not in NOT_LOGGED}
+        filters = [expr.Config(name) == value for name, value in logged.items()]
         return wr.Runset(name=group.label, filters=filters, groupby=["config.exp_name"])
 
     def grid(groups: list, curves: dict):
@@ -103,9 +101,7 @@ def publish(tables: list, groups: list, path: Path, entity: str | None, project:
         was = "run was" if left_out == 1 else "runs were"
         print(f"warning: {left_out} {was} not tracked and not in the Weights & Biases report's panels", file=sys.stderr)
     if any(VERSION in group.told_apart_by for group in tracked):
-        print(
-            "warning: panels mix runs of one name that differ in the script's version alone, which is not logged", file=sys.stderr
-        )
+        print("warning: panels may mix versions of a script, which Weights & Biases does not tell apart", file=sys.stderr)
     runs = [run for group in tracked for run in group.runs]
     of_runs = {name: {run.args.get(f"wandb_{name}") for run in runs} - {None, ""} for name in ("entity", "project_name")}
     project = project or min(of_runs["project_name"], default=None)

@@ -49,8 +49,8 @@ class Group:
     def own_defaults(self) -> dict:
         """The settings that are its name's by the script that its run has kept, but not by today's."""
         run = self.runs[0]
-        today = deviations(run.args, run.script, self.exp_name, self.env_id)
-        return {key: value for key, value in today.items() if key not in self.deviations(self.exp_name)}
+        today, then = deviations(run.args, run.script, self.exp_name, self.env_id), self.deviations(self.exp_name)
+        return {key: value for key, value in today.items() if key not in then}
 
     @property
     def has_settings_of_name(self) -> bool:

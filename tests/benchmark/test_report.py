@@ -1012,3 +1012,16 @@ def test_untracked_runs_are_not_published(tmp_path, report):
     make_run(tmp_path / "runs", "rac_sac", "Ant-v4", 1, {1000: 5})
     _, err, _ = report("runs", "--publish")
     assert err == "not published: none of these runs was tracked; train with --track\n"
+
+
+def test_versions_that_weights_and_biases_does_not_tell_apart(tmp_path):
+    """Their panels are found by what is logged of a run, and a warning says what they may mix."""
+    for version in ("aaa", "bbb"):
+        make_run(tmp_path / version, "mine", "Ant-v4", 1, {1000: 5}, sha256=version, tracked=True)
+    _, err = start(tmp_path, "report.py", "aaa", "bbb", "--out", "out", "--bootstrap", "50", "--publish")
+    assert "panels may mix versions of a script" in err
+    blocks = json.loads((tmp_path / "out/wandb_report.json").read_text())["spec"]["blocks"]
+    run_sets = [run_set for block in blocks if block["type"] == "panel-grid" for run_set in block["metadata"]["runSets"]]
+    assert {run_set["name"] for run_set in run_sets} == {"mine [script_sha256 aaa]", "mine [script_sha256 bbb]"}
+    filters = [{f["key"]["name"] for f in run_set["filters"]["filters"]} for run_set in run_sets]
+    assert all(names == {"exp_name", "env_id"} for names in filters)

@@ -17,8 +17,8 @@ Every environment step draws its beta from U2 to explore, every training sample 
     python rac_sac.py --env-id Ant-v4 --utd 20
 
 114 ms per environment step (20 critic updates, N = 10, Ant-v4) on 2 cores of an AMD EPYC with AVX-512, 1.75 times the time of its
-matrix products alone. Return after 33,000 steps, four seeds, three of them with zero initial biases in the actor: Walker2d-v4
-831 ± 396, Hopper-v4 2,694 ± 1,255; all runs are in benchmark/RESULTS.md.
+matrix products alone. Return after 33,000 steps, five seeds, three of them with zero initial biases in the actor: Hopper-v4
+2,564 ± 1,125, Walker2d-v4 911 ± 387, Ant-v4 1,076 ± 237; all runs are in benchmark/RESULTS.md.
 """
 
 import contextlib

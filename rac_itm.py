@@ -12,8 +12,10 @@ minimum over a random subset M of k critics, drawn anew for every sample (equati
 
     y = r + gamma (1 - terminated) (min_(i in M) Q_i(s', a', k) - alpha(k) log pi(a'|s', k))
 
-A k between two whole numbers is one of them at random. Every environment step draws its k from U2 to explore, every training
-sample one from U1. Evaluation takes the best of H values of k.
+A k between two whole numbers is one of them at random.
+
+Every environment step draws a k to explore, uniformly from U2 = [1, 1.5], every training sample one from U1 = [1, 2]. Evaluation
+plays H = 12 values of k and takes the best.
 
     python rac_itm.py --env-id Ant-v4 --utd 20
 """

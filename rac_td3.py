@@ -12,8 +12,10 @@ pessimistic (large beta) by uncertainty punished Q-learning (equation 26 of the 
 
     y = r + gamma (1 - terminated) (mean_i Q_i(s', a', beta) - beta std_i Q_i(s', a', beta))
 
-at TD3's smoothed next action a'. No target actor, no delayed updates, no entropy. Every environment step draws its beta from U2
-to explore, every training sample one from U1. Evaluation takes the best of H betas.
+at TD3's smoothed next action a'. No target actor, no delayed updates, no entropy.
+
+Every environment step draws a beta to explore, uniformly from U2 = [1e-7, 0.3], every training sample one from U1 = [1e-7, 0.8].
+Evaluation plays H = 12 betas and takes the best.
 
     python rac_td3.py --env-id Ant-v4 --utd 20
 """

@@ -94,7 +94,7 @@ class Args:
     run_root: str = "runs"  # the folder in which run directories are made
     run_name: str | None = None  # the run directory's name; by default <env_id>__<exp_name>__<seed>__<time>
     checkpoint_seconds: NonNegativeFloat = 300.0  # seconds between two checkpoints
-    resume: str | None = None  # a run directory; total_timesteps, eval_workers, max_pending_evaluations, capture_video may change
+    resume: str | None = None  # a run directory; total_timesteps, eval_*workers, max_pending_*, capture_video, compile may change
     evaluate: str | None = None  # a run directory or policy file; eval_episodes, eval_workers, seed, capture_video may be given
 
     # Environment and replay
@@ -372,8 +372,11 @@ FEWER_KERNELS = {"combo_kernels": True, "split_reductions": False, "force_pointw
 REPLAY_CAPACITY = {"Humanoid": 300_000, "Walker2d": 100_000, "Ant": 200_000}  # others 1_000_000
 
 
-def check_own_args(args: Args, name: str) -> None:
-    """Fill in this algorithm's defaults in the environment `name`, without version; check its arguments against each other."""
+def check_own_args(args: Args, name: str, action_dim: int) -> None:
+    """Fill in this algorithm's defaults and check its arguments against each other.
+
+    name: the environment's, without version; action_dim: the size of its actions, 0 where it is not known yet.
+    """
     if args.eval_beta_max is None:
         args.eval_beta_max = args.train_beta_max
     if args.explore_beta_max > args.train_beta_max:
@@ -422,7 +425,8 @@ class Learner(nn.Module):
     """Everything that training changes (networks, optimisers, replay, random numbers), and what changes it.
 
     The replay is one float32 matrix with a row (obs, action, reward, terminated, next_obs) per transition, on the training
-    device. All noise is drawn from `generator`, outside the compiled functions. UserError where it does not fit in memory.
+    device. All noise is drawn from `generator`, outside the compiled functions. What changes over a run, beside these two, is a
+    parameter or a registered buffer: only then does it come back on resuming. UserError where it does not fit in memory.
     """
 
     def __init__(self, args: Args, obs_dim: int, action_dim: int, device: torch.device):
@@ -475,7 +479,10 @@ class Learner(nn.Module):
             setattr(self, function.__name__, fast)
 
     def store(self, step: int, obs, action, reward, terminated, next_obs) -> None:
-        """Write the transition of environment step `step` (counted from 0) over the oldest one."""
+        """Write the transition of environment step `step` (counted from 0) over the oldest one.
+
+        Where an episode was truncated does not show in the rows: `terminated` is 0 there.
+        """
         np.concatenate((obs, action, (reward, terminated), next_obs), out=self.host_row.numpy(), casting="unsafe")
         self.replay[step % len(self.replay)].copy_(self.host_row)  # waits for the copy: the next row must not overtake it
         self.filled.fill_(min(step + 1, len(self.replay)))
@@ -612,7 +619,10 @@ class Learner(nn.Module):
 
     @torch.no_grad()
     def _update(self) -> None:
-        """What update() does once the learning rate is set."""
+        """What update() does once the learning rate is set.
+
+        Numbers are constants of compiled code and of a captured graph: one that changes over a run is a buffer, as q_lr is.
+        """
         args = self.args
         for_critics = args.utd * args.batch_size  # samples; behind them those of the actor
         samples = for_critics + args.batch_size
@@ -865,7 +875,7 @@ class Run:
 
     def open_environment(self) -> None:
         """Make the environment and complete the arguments; UserError where it is not the one that a run was saved with."""
-        self.env = FlatEnv(self.args.env_id, disable_env_checker=False)
+        self.env = FlatEnv(self.args.env_id, disable_env_checker=None)
         self.resources.callback(close_quietly, self.env)
         self.args = check_args(self.args, self.env.action_dim)
         if self.env.full_id != self.args.env_id:
@@ -881,6 +891,8 @@ class Run:
         saved = self.checkpoint
         self.device = choose_device(self.args, saved.device if saved else None)
         if saved:
+            if self.args.compile != saved.args.compile and self.device.type == "cpu":  # on CUDA resuming is not exact anyway
+                tell("compiled and eager updates round differently: the run goes on, but not exactly as it would have")
             torch.set_num_threads(saved.threads)
         set_up_torch(self.args, self.device)
         self.learner = Learner(self.args, self.env.obs_dim, self.env.action_dim, self.device)
@@ -925,7 +937,8 @@ class Run:
                 ready = True
             except DoesNotWork as failure:
                 if not self.stopped_by:  # Ctrl-C in a terminal also ends the compiler, which then is there all the same
-                    tell(f"{failure}; the run goes on without, slower")
+                    inexactly = ", and not exactly as it would have" if self.args.resume is not None else ""
+                    tell(f"{failure}; the run goes on without, slower{inexactly}")
                     self.learner.do_without(failure.flag)
                     self.keep_script()
             finally:
@@ -1033,21 +1046,23 @@ class Run:
         """Log the evaluations that have ended and keep their policies; wait up to `seconds` for the oldest."""
         while (played := self.evaluator.oldest(seconds)) is not None:
             self.log("eval.csv", played.row)
-            self.keep_policy(played.row, self.evaluator.pending[0].actor)
+            self.keep_policy(played, self.evaluator.pending[0].actor)
             for text in played.warnings:
                 tell(text)
             self.note_mujoco_warnings(played.mujoco_warnings, "an evaluation")
             self.evaluator.drop_oldest()  # only now: it pends until its row is written
             seconds = 0.0
 
-    def keep_policy(self, row: dict, actor: dict) -> None:
-        """Write policy.pt and, where it is the best so far, best_policy.pt; `row` is its row of eval.csv."""
+    def keep_policy(self, played: "PlayedFamily", actor: dict) -> None:
+        """Write policy.pt and, where it is the best so far, best_policy.pt; of those cut short only where none was not."""
         names = ("best_return", "best_return_std", f"best_{CONDITION}")
-        evaluation = {"step": row["global_step"], **{name: row[f"eval/{name}"] for name in names}}
+        evaluation = {"step": played.row["global_step"], **{name: played.row[f"eval/{name}"] for name in names}}
+        if played.cut_short:
+            evaluation["cut_short"] = True
         self.state.last_evaluation = evaluation
         content = {**self.identity(), "actor": actor, "evaluation": evaluation}
         write_whole(self.run_dir / "policy.pt", functools.partial(torch.save, content))
-        if evaluation["best_return"] >= self.state.best_evaluation.get("best_return", -math.inf):
+        if not self.state.best_evaluation or rank(evaluation) >= rank(self.state.best_evaluation):
             self.state.best_evaluation = evaluation
             write_whole(self.run_dir / "best_policy.pt", functools.partial(torch.save, content))
         best = f"{evaluation['best_return']:z.1f} at {CONDITION} {evaluation[f'best_{CONDITION}']:.3g}"
@@ -1096,7 +1111,7 @@ class Run:
 
     def finish(self) -> None:
         """Play what pends, write the last checkpoint, film the best policy where asked."""
-        if not self.stopped_by:
+        if not self.stopped_by and self.evaluator.pending:
             self.save()
         self.wait_for_evaluations("collecting the last evaluations")
         self.save(final=True)
@@ -1150,12 +1165,21 @@ class Evaluation(NamedTuple):
     actor: dict[str, Any]  # parameters by name, tensors on the CPU or arrays
 
 
-class Played(NamedTuple):
-    """What has been played: one evaluation, or one policy of it."""
+class PlayedPolicy(NamedTuple):
+    """What one policy of an evaluation has played."""
 
-    row: dict[str, Any] | np.ndarray  # of eval.csv; of one policy the returns (E,)
-    warnings: list[str]  # to be shown
+    returns: np.ndarray  # (E,)
+    warnings: list[str]  # to be shown; of episodes that were cut short
     mujoco_warnings: list[str]  # to be counted
+
+
+class PlayedFamily(NamedTuple):
+    """What all policies of an evaluation have played."""
+
+    row: dict[str, Any]  # of eval.csv
+    cut_short: bool  # whether an episode of the best policy was, and so of every other policy too
+    warnings: list[str]
+    mujoco_warnings: list[str]
 
 
 def seeds_for(seed: int, purpose: int, index: int = 0, count: int = 1) -> list[int]:
@@ -1220,16 +1244,21 @@ def play_episodes(envs, actor: nn.Module, condition: float, seeds: list[int]) ->
     return returns, faults
 
 
-def play_policy(args: Args, seeds: list[int], actor: dict, condition: float) -> Played:
+def play_policy(args: Args, seeds: list[int], actor: dict, condition: float) -> PlayedPolicy:
     """The returns (E,) of one policy of a run."""
     envs = make_envs(args.env_id, len(seeds))
     network = load_network(args, "actor", actor, envs[0].obs_dim, envs[0].action_dim)
     returns, faults = play_episodes(envs, network, condition, seeds)
     warnings = [f"{CONDITION} {condition:.4g}, {fault}; the episode counts as far as it went" for fault in faults]
-    return Played(returns, warnings, take_mujoco_warnings())
+    return PlayedPolicy(returns, warnings, take_mujoco_warnings())
 
 
-def evaluate_family(args: Args, seeds: list[int], evaluation: Evaluation) -> Played:
+def rank(evaluation: dict[str, int | float]) -> tuple[bool, float]:
+    """By which the best evaluation is chosen: an episode that was cut short may have been spared what the rest would cost."""
+    return not evaluation.get("cut_short"), evaluation["best_return"]
+
+
+def evaluate_family(args: Args, seeds: list[int], evaluation: Evaluation) -> PlayedFamily:
     """All policies of an evaluation, as a row of eval.csv. The std over the best policy's episodes is the population one.
 
     A policy whose episodes were not all played to their end is the best only where there is no other: what costs something in
@@ -1237,20 +1266,21 @@ def evaluate_family(args: Args, seeds: list[int], evaluation: Evaluation) -> Pla
     """
     conditions = eval_conditions(args)
     played = [play_policy(args, seeds, evaluation.actor, condition) for condition in conditions]
-    means = [float(policy.row.mean()) for policy in played]
+    means = [float(policy.returns.mean()) for policy in played]
     whole = [i for i, policy in enumerate(played) if not policy.warnings] or range(len(played))
     best = max(whole, key=means.__getitem__)
     row = {
         "global_step": evaluation.step,
         "charts/wall_seconds": evaluation.seconds,
         "eval/best_return": means[best],
-        "eval/best_return_std": float(played[best].row.std()),
+        "eval/best_return_std": float(played[best].returns.std()),
         f"eval/best_{CONDITION}": conditions[best],
     }
     row |= {f"eval/return_{condition:.6g}": mean for condition, mean in zip(conditions, means, strict=True)}
     row |= {f"eval/alpha_{c:.6g}": alpha for c, alpha in zip(conditions, evaluation.alphas, strict=False)}
     warnings = [f"evaluation of step {evaluation.step}, {text}" for policy in played for text in policy.warnings]
-    return Played(row, warnings, [text for policy in played for text in policy.mujoco_warnings])
+    mujoco_warnings = [text for policy in played for text in policy.mujoco_warnings]
+    return PlayedFamily(row, bool(played[best].warnings), warnings, mujoco_warnings)
 
 
 def start_worker(lifeline) -> None:
@@ -1371,7 +1401,7 @@ class Evaluator:
             except BrokenExecutor:
                 self.mend()
 
-    def oldest(self, seconds: float = 0.0) -> Played | None:
+    def oldest(self, seconds: float = 0.0) -> PlayedFamily | None:
         """Start what pends; the oldest evaluation where it ends within `seconds`, else None."""
         try:
             for evaluation in self.pending[len(self.futures) : 2 * self.args.eval_workers + 1]:
@@ -1416,9 +1446,7 @@ def check_args(args: Args, action_dim: int = 0) -> Args:
     if args.eval_workers is None:
         args.eval_workers = max(1, min(12, cores // 2))
     args.eval_workers = min(args.eval_workers, 4 * cores)
-    if action_dim and getattr(args, "target_entropy", 0.0) is None:
-        args.target_entropy = -float(action_dim)
-    check_own_args(args, name)
+    check_own_args(args, name, action_dim)
     check_sizes(args)
     return args
 
@@ -1511,11 +1539,12 @@ class FlatEnv(gym.Wrapper):
     shape. UserError where it cannot be made or used; EnvironmentFault for what it returns.
     """
 
-    def __init__(self, env_id: str, disable_env_checker: bool = True, **options):
+    def __init__(self, env_id: str, disable_env_checker: bool | None = True, **options):
         super().__init__(make_env(env_id, disable_env_checker, options))
         count_mujoco_warnings()
         module, separator, _ = env_id.rpartition(":")
-        self.full_id = f"{module}{separator}{self.env.spec.id}"
+        # not self.env.spec: a wrapper keeps what it saw first, the inner environment's where that has been looked at before
+        self.full_id = f"{module}{separator}{self.env.unwrapped.spec.id}"
         self.original_space = getattr(self.env, "observation_space", None)
         self.observation_space = flat_space(env_id, self.original_space)
         space = getattr(self.env, "action_space", None)
@@ -1557,8 +1586,8 @@ class FlatEnv(gym.Wrapper):
         return flat
 
 
-def make_env(env_id: str, disable_env_checker: bool, options: dict) -> gym.Env:
-    """gym.make; UserError where it fails."""
+def make_env(env_id: str, disable_env_checker: bool | None, options: dict) -> gym.Env:
+    """gym.make; UserError where it fails. disable_env_checker: None is as the environment is registered."""
     try:
         with errors_of(env_id, "__init__"), only_errors_of_gymnasium():  # every -v4 announces -v5
             return gym.make(env_id, disable_env_checker=disable_env_checker, **options)
@@ -1603,8 +1632,8 @@ def flat_space(env_id: str, space: gym.Space) -> gym.spaces.Box:
 
 def to_bounds(action: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
     """Actions (..., A) in [-1, 1] within the bounds (A,), in their type; clipped, for rounding may leave them."""
-    center = (low.astype(np.float64) + high) / 2
-    half = (high.astype(np.float64) - low) / 2
+    low_half, high_half = low.astype(np.float64) / 2, high.astype(np.float64) / 2  # halved first: no bounds are too far apart
+    center, half = high_half + low_half, high_half - low_half
     return np.clip((center + half * action).astype(low.dtype), low, high)
 
 
@@ -1802,7 +1831,7 @@ def keep_script(run_dir: Path, args: dict, device: torch.device, scripts: list[s
     source = Path(__file__).read_bytes()
     kept = run_dir / f"{SCRIPT}.py"
     digest = hashlib.sha256(source).hexdigest()
-    if not kept.exists():
+    if not scripts or not kept.exists():  # one without a run may lie there, of a start that has failed
         write_whole(kept, lambda file: file.write(source))
     if scripts and digest not in scripts:
         tell(f"{SCRIPT}.py has changed since this run began; it goes on as the file is now, and {kept} is what it began with")
@@ -1881,9 +1910,9 @@ def restore(learner: Learner, saved: Checkpoint, run_dir: Path) -> None:
         learner.load_state_dict(saved.tensors)
         learner.replay[: len(saved.replay)].copy_(saved.replay)
         learner.generator.set_state(saved.generator)
-    except (RuntimeError, TypeError):
-        shapes = f"the shapes that its arguments and {learner.args.env_id} give"
-        raise UserError(f"{run_dir}/checkpoint.pt does not have {shapes}.") from None
+    except (RuntimeError, TypeError) as error:
+        shapes = f"the shapes that its arguments, {learner.args.env_id} and this {SCRIPT}.py give"
+        raise UserError(f"{run_dir}/checkpoint.pt does not have {shapes}: {str(error).splitlines()[-1].strip()}") from None
 
 
 def check_same_environment(saved: Checkpoint, env: "FlatEnv", shown: str) -> None:
@@ -1915,6 +1944,8 @@ def read_file(path: Path, formats: tuple[int, ...], mmap: bool = False) -> dict:
             raise damaged
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{path} does not exist; give the directory of a run, or to --evaluate a policy file.") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or first_line(error)}.") from None
     except Exception:
         raise damaged from None
     if script != SCRIPT:
@@ -2052,23 +2083,23 @@ def load_policy(path: str | Path) -> Policy:
 def start_tracking(args: Args, run_dir: Path):
     """A Weights & Biases run that a resumed run continues, offline where there is no key or no network; None if it fails."""
     os.environ.setdefault("WANDB_SILENT", "true")
-    import wandb  # slow to import, and only needed here
-
     identity = run_dir / "wandb_id"
     if not identity.exists():
         write_whole(identity, lambda file: file.write(os.urandom(4).hex().encode()))
-    start = functools.partial(
-        wandb.init,
-        project=args.wandb_project_name,
-        entity=args.wandb_entity,
-        config=dataclasses.asdict(args),
-        resume="allow",
-        name=run_dir.name,
-        id=identity.read_text(),
-        dir=str(run_dir),
-        settings=wandb.Settings(silent=True, console="off", init_timeout=20),
-    )
     try:
+        import wandb  # slow to import, and only needed here
+
+        start = functools.partial(
+            wandb.init,
+            project=args.wandb_project_name,
+            entity=args.wandb_entity,
+            config=dataclasses.asdict(args),
+            resume="allow",
+            name=run_dir.name,
+            id=identity.read_text(),
+            dir=str(run_dir),
+            settings=wandb.Settings(silent=True, console="off", init_timeout=20),
+        )
         run = start_on_or_offline(wandb, start, run_dir)
         run.define_metric("global_step")
         run.define_metric("*", step_metric="global_step")  # evaluations come later than their step
@@ -2126,8 +2157,8 @@ def follow_the_body(env: gym.Env) -> None:
 
 
 # Command line -------------------------------------------------------------------------------------------------------------------
-MAY_DIFFER = ("total_timesteps", "eval_workers", "max_pending_evaluations", "capture_video")  # on resuming
-MAY_DIFFER_ON_CUDA = ("compile", "cudagraphs")  # there resuming is not exact anyway
+MAY_DIFFER = ("total_timesteps", "eval_workers", "max_pending_evaluations", "capture_video", "compile")  # on resuming
+MAY_DIFFER_ON_CUDA = ("cudagraphs",)
 MAY_DIFFER_IN_EVALUATION = ("eval_episodes", "seed", "eval_workers", "capture_video")
 
 
@@ -2162,8 +2193,11 @@ def print_evaluation(path: Path) -> None:
     shown = path if path.is_dir() else path.parent
     path = path.absolute()  # an environment may change the current directory
     file = load_policy_file(path)
-    asked = tyro.cli(Args, default=dataclasses.replace(file.args, evaluate=str(path)))
-    args = check_args(merged(asked, file.args, file.args, MAY_DIFFER_IN_EVALUATION))
+    saved = file.args
+    if saved.eval_workers:  # as many as fit this machine, not the one that trained
+        saved = dataclasses.replace(saved, eval_workers=None)
+    asked = tyro.cli(Args, default=dataclasses.replace(saved, evaluate=str(path)))
+    args = check_args(merged(asked, saved, saved, MAY_DIFFER_IN_EVALUATION))
     conditions = eval_conditions(args)
     step = file.evaluation["step"]
     best = file.evaluation[f"best_{CONDITION}"]
@@ -2175,7 +2209,7 @@ def print_evaluation(path: Path) -> None:
     table = [f"{args.env_id}, step {step}, fresh episodes per {CONDITION}: {args.eval_episodes}"]
     table.append(f"{CONDITION:>10} {'return':>10} {'std':>9}")
     for condition, policy in zip(conditions, played, strict=True):
-        mean, std = policy.row.mean(), policy.row.std()
+        mean, std = policy.returns.mean(), policy.returns.std()
         lines.append(f"{step},{condition:.6g},{mean},{std},{int(condition == best)}")
         table.append(f"{condition:10.4f} {mean:z10.1f} {std:9.1f}{'  <- best in training' if condition == best else ''}")
         for warning in policy.warnings:

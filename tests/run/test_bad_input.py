@@ -140,6 +140,16 @@ def test_files_that_are_cut_or_no_files_of_a_run(cli, run_dir, option, content):
 
 
 @both
+def test_files_that_cannot_be_read(cli, run_dir, option):
+    """They are not called damaged: the reason is the system's."""
+    path = run_dir / NAMES[option]
+    path.unlink()
+    path.mkdir()
+    line = refused(cli, option)
+    assert f"{NAMES[option]} cannot be read: Is a directory" in line
+
+
+@both
 @every_script
 def test_files_of_another_script(cli, run_dir, option):
     change(run_dir / NAMES[option], script="rac_other")
@@ -251,8 +261,13 @@ def test_a_checkpoint_with_odd_pending_evaluations(cli, run_dir, kind):
 
 
 def test_a_checkpoint_with_a_network_of_another_shape(cli, run_dir):
-    change(run_dir / "checkpoint.pt", tensors={**checkpoint_of(run_dir)["tensors"], "critic.0.weight": torch.zeros(3)})
-    assert "shapes" in refused(cli, "--resume")
+    """As an older run has for a fork that has changed it: tensor and both shapes are named."""
+    tensors = checkpoint_of(run_dir)["tensors"]
+    change(run_dir / "checkpoint.pt", tensors={**tensors, "metrics": torch.zeros(3)})
+    line = refused(cli, "--resume")
+    assert "metrics" in line
+    assert "[3]" in line
+    assert f"[{len(tensors['metrics'])}]" in line
 
 
 @both

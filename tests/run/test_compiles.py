@@ -153,6 +153,23 @@ def test_a_failing_compiler(cli, toy, at):
     check_modes(cli, compile=False, cudagraphs=True)
 
 
+def test_a_failing_compiler_on_resuming(cli, toy):
+    """The run is no longer what it would have been: said once, and again when it is compiled again."""
+    env_id = toy(Start)
+    fake_compiler(cli.monkeypatch, lambda function: function)
+    cli.call("--env-id", env_id, *compiled(cli.brief))
+    with cli.monkeypatch.context() as patch:
+        fake_compiler(patch, raising("sample"))
+        (line,) = messages(cli.call("--resume", cli.run_dir, "--total-timesteps", "70").stderr)
+        assert "no such compiler" in line
+        assert line.endswith("slower, and not exactly as it would have")
+    assert messages(cli.call("--resume", cli.run_dir, "--total-timesteps", "80").stderr) == []
+    assert checkpoint_of(cli.run_dir)["args"]["compile"] is False
+    (line,) = messages(cli.call("--resume", cli.run_dir, "--total-timesteps", "90", "--compile").stderr)
+    assert "not exactly as it would have" in line
+    assert checkpoint_of(cli.run_dir)["args"]["compile"] is True
+
+
 @every_script
 def test_captured(cli, toy):
     """Both graphs are launched before the first step, and then in every step."""

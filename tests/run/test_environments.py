@@ -7,6 +7,7 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from conftest import checkpoint_of, files_in, messages, read_rows, rows_of, sentence_of
 from toy_envs import Counter, Lottery, Moving, NoActionSpace, OldInterface, Spaces, Start
 
@@ -167,6 +168,7 @@ def test_a_repeated_episode_that_ends_earlier(cli, toy):
 
 # ----------------------------------------------------------------------------------------------------------------- bounds
 BOUNDS = [(-1, 0.2), (0.1, 0.4), (-0.0175, 3.7525), (-1e6, 1e6), (0.3, 0.3), (-2, 4)]
+LARGEST = np.finfo(np.float64).max
 
 
 @pytest.mark.parametrize("low,high", BOUNDS)
@@ -199,6 +201,14 @@ def test_rounding_does_not_leave_the_bounds(dtype):
         assert own.dtype == dtype
         assert (low <= own).all()
         assert (own <= high).all()
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_widest_bounds():
+    """The distance between them is beyond float64."""
+    low, high = np.array([-LARGEST]), np.array([LARGEST])
+    for action, wanted in ((-1.0, -LARGEST), (0.0, 0.0), (0.5, LARGEST / 2), (1.0, LARGEST)):
+        np.testing.assert_array_equal(rac_sac.to_bounds(np.array([action]), low, high), [wanted])
 
 
 # ----------------------------------------------------------------------------------------------------------------- spaces
@@ -298,6 +308,37 @@ def test_the_full_id_is_said_and_saved(cli, asked, full):
     assert cli.call("--evaluate", cli.run_dir).stdout.startswith(full)
 
 
+def test_the_id_of_an_environment_made_of_another(cli, toy):
+    """It is its own, also where a wrapper has asked the inner one for its spec: evaluation plays what is trained."""
+
+    class Half(gym.RewardWrapper):
+        def __init__(self):
+            super().__init__(gym.make("Pendulum-v1"))
+            self.limit = self.env.spec.max_episode_steps
+
+        def reward(self, reward):
+            return 0.5
+
+    env_id = toy(Half)
+    assert messages(cli.call("--env-id", env_id, *cli.brief).stderr) == []
+    assert checkpoint_of(cli.run_dir)["args"]["env_id"] == env_id
+    assert {float(row["eval/best_return"]) for row in read_rows(cli.run_dir / "eval.csv")} == {0.5 * 200}
+
+
+def test_the_checks_that_an_environment_is_registered_without(cli, toy):
+    """Gymnasium's checker, which training has on, would not let this info pass."""
+
+    class NoInfo(Counter):
+        def reset(self, seed=None, options=None):
+            return super().reset(seed=seed)[0], None
+
+    env_id = toy(NoInfo)
+    gym.registry[env_id].disable_env_checker = True
+    cli.call("--env-id", env_id, *cli.brief)
+    gym.registry[env_id].disable_env_checker = False
+    assert "NoneType" in cli.call("--env-id", env_id, *cli.brief, "--run-name", "checked", code=1).stderr
+
+
 # ------------------------------------------------------------------------------------------------------------ odd numbers
 @pytest.mark.parametrize("name,value", [("obs", np.array([np.nan], np.float32)), ("reward", np.inf), ("reward", 1e39)])
 def test_a_non_finite_number_stops_training(cli, toy, name, value):
@@ -343,6 +384,42 @@ def test_a_policy_whose_episode_was_cut_short_is_not_the_best(cli, toy):
         assert float(row["eval/return_0.533333"]) == -2
         assert float(row["eval/best_return"]) == -7
         assert float(row["eval/best_beta"]) != pytest.approx(0.5333, abs=0.001)
+
+
+@pytest.mark.parametrize("spared", [40, 50, 60])
+def test_an_evaluation_that_was_cut_short_is_not_the_best(cli, toy, spared):
+    """Each step costs 1, and in the evaluation of one step all episodes end in step 3: whole ones are better all the same."""
+
+    class Costly(Counter):
+        episodes = 0
+
+        def reset(self, seed=None, options=None):
+            self.episodes += 1
+            return super().reset(seed=seed)
+
+    def costs(env):
+        evaluation = (env.episodes - 1) // 3  # of three policies
+        broken = env.number and 40 + 10 * evaluation == spared and env.count == 3
+        return {"reward": np.nan if broken else -1.0}
+
+    result = cli.call("--env-id", toy(Costly, change=costs), *cli.brief)
+    returns = {int(row["global_step"]): float(row["eval/best_return"]) for row in read_rows(cli.run_dir / "eval.csv")}
+    assert returns == {step: -2 if step == spared else -7 for step in (40, 50, 60)}
+    best = 50 if spared == 60 else 60  # the last of equals
+    assert torch.load(cli.run_dir / "best_policy.pt", weights_only=True)["evaluation"]["step"] == best
+    assert f"best evaluation: return -7.0 ± 0.0 at beta 0.2667, step {best}" in result.stdout
+
+
+def test_where_all_evaluations_were_cut_short(cli, toy):
+    """The best of them is the best, and it is still known to be one of them after resuming."""
+    costs = {"reward": -1.0}
+    env_id = toy(change=lambda env: {"reward": np.nan if env.number and env.count == 3 and costs else -1.0})
+    cli.call("--env-id", env_id, *cli.brief)
+    assert checkpoint_of(cli.run_dir)["state"]["best_evaluation"]["cut_short"]
+    costs.clear()
+    cli.call("--resume", cli.run_dir, "--total-timesteps", "70")
+    best = torch.load(cli.run_dir / "best_policy.pt", weights_only=True)["evaluation"]
+    assert (best["step"], best["best_return"]) == (70, -7)
 
 
 def test_a_non_finite_number_at_the_first_observation_of_an_evaluation(cli, toy):

@@ -1,5 +1,6 @@
 """The policies that a run hands on: --evaluate, load_policy, files of the version before, videos, export."""
 
+import dataclasses
 import itertools
 import os
 import re
@@ -90,6 +91,26 @@ def test_workers_do_not_matter_in_an_evaluation(cli):
     cli.call("--env-id", "toy_envs:Start-v0", *cli.brief)
     alone = cli.call("--evaluate", cli.run_dir)
     assert cli.run("--evaluate", cli.run_dir, "--eval-workers", "2").stdout == alone.stdout
+
+
+def test_workers_of_an_evaluation(cli, toy):
+    """As many as fit this machine, not the one that trained; none where that had none."""
+    cli.call("--env-id", toy(), *cli.brief)
+    seen = []
+
+    class Recording(rac_sac.Evaluator):
+        def __init__(self, args, seeds):
+            seen.append(args.eval_workers)
+            super().__init__(dataclasses.replace(args, eval_workers=0), seeds)
+
+    cli.monkeypatch.setattr(rac_sac, "Evaluator", Recording)
+    cli.call("--evaluate", cli.run_dir)
+    policy = torch.load(cli.run_dir / "policy.pt", weights_only=True)
+    usual = rac_sac.check_args(rac_sac.Args()).eval_workers
+    torch.save({**policy, "args": {**policy["args"], "eval_workers": usual + 1}}, cli.run_dir / "policy.pt")
+    cli.call("--evaluate", cli.run_dir)
+    cli.call("--evaluate", cli.run_dir, "--eval-workers", str(usual + 2))
+    assert seen == [0, usual, usual + 2]
 
 
 def test_a_policy_file_is_evaluated(cli, toy):

@@ -223,6 +223,29 @@ def test_killed_in_its_first_moments(cli, toy):
     assert not (cli.run_dir / "checkpoint.pt.tmp").exists()
 
 
+def test_the_script_of_a_start_that_failed(cli, toy):
+    """The script has been mended since: the copy beside the run is the one that trained it."""
+    cli.script = cli.folder / "fork" / "my_rac.py"
+    cli.script.parent.mkdir()
+    text = (ROOT / "rac_sac.py").read_text()
+    cli.script.write_text(text)
+    fails = [True]
+
+    class Broken(Counter):
+        def reset(self, seed=None, options=None):
+            if fails:
+                raise ValueError("no simulator")
+            return super().reset(seed=seed)
+
+    env_id = toy(Broken)
+    cli.call("--env-id", env_id, *cli.brief, code=1)
+    assert (cli.run_dir / "my_rac.py").read_text() == text
+    fails.clear()
+    cli.script.write_text(text + "# mended\n")
+    cli.call("--env-id", env_id, *cli.brief)
+    assert (cli.run_dir / "my_rac.py").read_text() == text + "# mended\n"
+
+
 def test_two_processes_cannot_share_a_run_directory(cli):
     with cli.held("run", at=100) as (process, run_dir):
         cli.holding(process)

@@ -121,6 +121,14 @@ def test_a_tracked_run_outlives_the_service(cli, toy, wandb, fails):
     assert_same_run(cli.folder / "runs/whole", cli.run_dir)
 
 
+def test_where_it_is_not_installed(cli, toy):
+    cli.monkeypatch.setitem(sys.modules, "wandb", None)
+    (line,) = messages(cli.call("--env-id", toy(), *cli.brief, "--track").stderr)
+    assert "goes on without it" in line
+    assert "wandb" in line
+    assert rows_of(cli.run_dir / "eval.csv") == 3
+
+
 def test_a_failed_start_is_not_tracked(cli, toy, wandb):
     """The environment has raised before: there is nothing to track."""
 

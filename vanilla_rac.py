@@ -22,6 +22,7 @@ import copy
 import csv
 import ctypes
 import dataclasses
+import errno
 import functools
 import gc
 import hashlib
@@ -91,7 +92,7 @@ class Args:
     run_root: str = "runs"  # the folder in which run directories are made
     run_name: str | None = None  # the run directory's name; by default <env_id>__<exp_name>__<seed>__<time>
     checkpoint_seconds: NonNegativeFloat = 300.0  # seconds between two checkpoints
-    resume: str | None = None  # a run directory; total_timesteps, eval_*workers, max_pending_*, capture_video, compile may change
+    resume: str | None = None  # a run directory; total_timesteps, eval_workers, max_pending_*, capture_video, compile may change
     evaluate: str | None = None  # a run directory or policy file; eval_episodes, eval_workers, seed, capture_video may be given
 
     # Environment and replay
@@ -872,6 +873,7 @@ class Run:
         self.tracker: Any = None
         self.bar: tqdm | None = None
         self.checkpoint: Checkpoint | None = None  # that the run goes on from; kept where there is no learner
+        self.was_compiled: bool | None = None  # until it was stopped
         self.saved_pending: list[Evaluation] = []
         self.state = State(
             step=0,
@@ -900,6 +902,8 @@ class Run:
             self.open_environment()
             if self.state.step < self.args.total_timesteps:
                 self.make_learner()
+            else:
+                self.args.compile = self.was_compiled  # nothing is
             if self.checkpoint:
                 self.take_over_pending()
             if self.args.resume is None:
@@ -930,6 +934,7 @@ class Run:
         self.resources.enter_context(hold(self.run_dir))
         self.checkpoint = load_checkpoint(self.run_dir / "checkpoint.pt")
         self.state = self.checkpoint.state
+        self.was_compiled = self.checkpoint.args.compile
         self.actions = list(self.checkpoint.actions.numpy().copy())
         self.obs = self.checkpoint.obs.numpy().copy()
         self.start -= self.checkpoint.seconds
@@ -978,8 +983,6 @@ class Run:
         saved = self.checkpoint
         self.device = choose_device(self.args, saved.device if saved else None)
         if saved:
-            if self.args.compile != saved.args.compile and self.device.type == "cpu":  # on CUDA resuming is not exact anyway
-                tell("compiled and eager updates round differently: the run goes on, but not exactly as it would have")
             torch.set_num_threads(saved.threads)
         set_up_torch(self.args, self.device)
         self.learner = Learner(self.args, self.env.obs_dim, self.env.action_dim, self.device)
@@ -1015,7 +1018,7 @@ class Run:
         self.bar.start_t = self.bar.last_print_t = time.time()
 
     def prepare(self) -> None:
-        """Compile and capture before the first step; what fails is turned off, for good, and what is left is tried."""
+        """Compile and capture before the first step; what fails is turned off, and what is left is tried."""
         ready = False
         while not ready and not self.stopped_by:
             self.bar.set_description_str("compiling the updates (10 to 60 s)" if self.args.compile else self.bar_name)
@@ -1024,12 +1027,13 @@ class Run:
                 ready = True
             except DoesNotWork as failure:
                 if not self.stopped_by:  # Ctrl-C in a terminal also ends the compiler, which then is there all the same
-                    inexactly = ", and not exactly as it would have" if self.args.resume is not None else ""
-                    tell(f"{failure}; the run goes on without, slower{inexactly}")
+                    tell(f"{failure}; the run goes on without, slower; --resume with --{failure.flag} tries again")
                     self.learner.do_without(failure.flag)
                     self.keep_script()
             finally:
                 self.bar.set_description_str(self.bar_name)
+        if ready and self.device.type == "cpu" and self.was_compiled not in (None, self.args.compile):
+            tell("compiled and eager updates round differently: the run goes on, but not exactly as it would have")
 
     def begin_episode(self) -> None:
         """Reset with a seed of the episode's own."""
@@ -1918,7 +1922,8 @@ def keep_script(run_dir: Path, args: dict, device: torch.device, scripts: list[s
     source = Path(__file__).read_bytes()
     kept = run_dir / f"{SCRIPT}.py"
     digest = hashlib.sha256(source).hexdigest()
-    if not scripts or not kept.exists():  # one without a run may lie there, of a start that has failed
+    failed_start = not scripts and (run_dir / "config.json").exists()
+    if failed_start or not kept.exists():
         write_whole(kept, lambda file: file.write(source))
     if scripts and digest not in scripts:
         tell(f"{SCRIPT}.py has changed since this run began; it goes on as the file is now, and {kept} is what it began with")
@@ -1998,8 +2003,9 @@ def restore(learner: Learner, saved: Checkpoint, run_dir: Path) -> None:
         learner.replay[: len(saved.replay)].copy_(saved.replay)
         learner.generator.set_state(saved.generator)
     except (RuntimeError, TypeError) as error:
-        shapes = f"the shapes that its arguments, {learner.args.env_id} and this {SCRIPT}.py give"
-        raise UserError(f"{run_dir}/checkpoint.pt does not have {shapes}: {str(error).splitlines()[-1].strip()}") from None
+        reason = (str(error).splitlines() or [repr(error)])[:2][-1].strip().rstrip(" .")  # PyTorch's first line is a title
+        wanted = f"its arguments, {learner.args.env_id} and this {SCRIPT}.py"
+        raise UserError(f"{run_dir}/checkpoint.pt does not fit {wanted}: {reason}.") from None
 
 
 def check_same_environment(saved: Checkpoint, env: "FlatEnv", shown: str) -> None:
@@ -2031,9 +2037,9 @@ def read_file(path: Path, formats: tuple[int, ...], mmap: bool = False) -> dict:
             raise damaged
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{path} does not exist; give the directory of a run, or to --evaluate a policy file.") from None
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or first_line(error)}.") from None
-    except Exception:
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # that is zipfile's, of an offset that makes no sense
+            raise UserError(f"{path} cannot be read: {error.strerror or first_line(error)}.") from None
         raise damaged from None
     if script != SCRIPT:
         raise UserError(f"{path} was written by {script}.py; use that script instead of {SCRIPT}.py.")

@@ -149,6 +149,17 @@ def test_files_that_cannot_be_read(cli, run_dir, option):
     assert f"{NAMES[option]} cannot be read: Is a directory" in line
 
 
+def test_a_zip_file_whose_directory_is_wrong(cli, run_dir):
+    """It seems to begin before the file does, of which the system says "invalid argument"."""
+    path = run_dir / "checkpoint.pt"
+    content = bytearray(path.read_bytes())
+    for record, offset, size in ((b"PK\x06\x06", 48, 8), (b"PK\x05\x06", 16, 4)):  # the ends, of 64 and of 32 bits
+        field = slice(content.rindex(record) + offset, content.rindex(record) + offset + size)
+        content[field] = (int.from_bytes(content[field], "little") + 2**20).to_bytes(size, "little")
+    path.write_bytes(content)
+    assert "checkpoint.pt is damaged" in refused(cli, "--resume")
+
+
 @both
 @every_script
 def test_files_of_another_script(cli, run_dir, option):
@@ -260,14 +271,22 @@ def test_a_checkpoint_with_odd_pending_evaluations(cli, run_dir, kind):
     refused(cli, "--resume")
 
 
-def test_a_checkpoint_with_a_network_of_another_shape(cli, run_dir):
-    """As an older run has for a fork that has changed it: tensor and both shapes are named."""
+def test_a_checkpoint_with_tensors_of_other_shapes(cli, run_dir):
+    """As an older run has for a fork that has changed them: the first one and its shapes are named."""
     tensors = checkpoint_of(run_dir)["tensors"]
-    change(run_dir / "checkpoint.pt", tensors={**tensors, "metrics": torch.zeros(3)})
+    change(run_dir / "checkpoint.pt", tensors={**tensors, "metrics": torch.zeros(3), "q_lr": torch.zeros(5)})
     line = refused(cli, "--resume")
     assert "metrics" in line
     assert "[3]" in line
     assert f"[{len(tensors['metrics'])}]" in line
+
+
+def test_a_checkpoint_with_a_tensor_of_another_name(cli, run_dir):
+    """That which this script has and the file does not is named."""
+    tensors = checkpoint_of(run_dir)["tensors"]
+    tensors["count"] = tensors.pop("filled")
+    change(run_dir / "checkpoint.pt", tensors=tensors)
+    assert "filled" in refused(cli, "--resume")
 
 
 @both

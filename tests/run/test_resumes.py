@@ -246,6 +246,14 @@ def test_the_script_of_a_start_that_failed(cli, toy):
     assert (cli.run_dir / "my_rac.py").read_text() == text + "# mended\n"
 
 
+def test_a_file_of_the_script_s_name_in_a_folder_that_is_no_run(cli, toy):
+    """It is the user's, and stays."""
+    cli.run_dir.mkdir(parents=True)
+    (cli.run_dir / "rac_sac.py").write_text("# mine")
+    cli.call("--env-id", toy(), *cli.brief)
+    assert (cli.run_dir / "rac_sac.py").read_text() == "# mine"
+
+
 def test_two_processes_cannot_share_a_run_directory(cli):
     with cli.held("run", at=100) as (process, run_dir):
         cli.holding(process)

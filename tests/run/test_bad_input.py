@@ -171,13 +171,13 @@ def test_files_of_another_script(cli, run_dir, option):
 @pytest.mark.parametrize("version", [2, 99, "four"])
 def test_files_of_another_version(cli, run_dir, option, version):
     change(run_dir / NAMES[option], format=version)
-    assert "version" in refused(cli, option)
+    assert "older version" in refused(cli, option)
 
 
 def test_a_checkpoint_of_the_version_before(cli, run_dir):
     """Policies of format 3 are read, runs are not."""
     change(run_dir / "checkpoint.pt", format=3)
-    assert "version" in refused(cli, "--resume")
+    assert "older version" in refused(cli, "--resume")
 
 
 def data_of(path) -> list[tuple[int, int]]:

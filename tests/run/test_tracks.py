@@ -97,7 +97,7 @@ def test_offline_where_it_has_to_be(cli, toy, wandb, fails):
     """No key, or no network: one line, with the reason and how to upload later."""
     cli.monkeypatch.setenv("WANDB_FAILS", fails)
     (line,) = messages(cli.call("--env-id", toy(), *cli.brief, "--track").stderr)
-    assert "offline" in line
+    assert "is offline" in line
     assert f"wandb sync {cli.run_dir}/wandb/offline-run-*" in line
     assert wandb.of("init")[-1]["mode"] == "offline"
     assert wandb.of("log")

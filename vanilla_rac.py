@@ -2044,7 +2044,7 @@ def read_file(path: Path, formats: tuple[int, ...], mmap: bool = False) -> dict:
     if script != SCRIPT:
         raise UserError(f"{path} was written by {script}.py; use that script instead of {SCRIPT}.py.")
     if file_format not in formats:
-        raise UserError(f"{path} was written by an older version of {SCRIPT}.py, whose runs this one cannot read.")
+        raise UserError(f"{path} was written by another version of {SCRIPT}.py, whose files this one cannot read.")
     return content
 
 

@@ -439,8 +439,6 @@ COMPILER_OPTIONS = {  # of Inductor, by device
     # Or else it chooses kernels by timing them: not the same bits twice.
     "cuda": {"shape_padding": False, "dynamic_scale_rblock": False},
 }
-# A third fewer kernels on CUDA, by the code that is generated; they join COMPILER_OPTIONS["cuda"] once a GPU has timed them.
-FEWER_KERNELS = {"combo_kernels": True, "split_reductions": False, "force_pointwise_cat": True}
 
 
 # The family of policies ---------------------------------------------------------------------------------------------------------

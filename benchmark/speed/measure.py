@@ -20,6 +20,9 @@ from torch.utils.benchmark import Timer
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
+# Of Inductor: a third fewer kernels on CUDA, by the code that is generated. They join COMPILER_OPTIONS["cuda"] in the scripts
+# once a GPU has timed them.
+FEWER_KERNELS = {"combo_kernels": True, "split_reductions": False, "force_pointwise_cat": True}
 STEP = 20_000  # a step after the warm-up of the learning rate
 
 
@@ -45,7 +48,7 @@ def fail(sentence: str) -> None:
 def make_learner(script: str, sizes: Sizes, mode: str = "compile+graph", precision: str = "auto"):
     """A script's module, an environment, and a learner with a full replay of random numbers; sets torch's precision.
 
-    mode: "eager", or "compile", "graph" or both, joined by +; behind them names of FEWER_KERNELS of the script, or "fewer": all.
+    mode: "eager", or "compile", "graph" or both, joined by +; behind them names of FEWER_KERNELS, or "fewer": all.
     ValueError where the script refuses its arguments, RuntimeError where the mode does not work here.
     """
     if not (ROOT / f"{script}.py").is_file():
@@ -63,7 +66,7 @@ def make_learner(script: str, sizes: Sizes, mode: str = "compile+graph", precisi
     args = module.check_args(args, env.action_dim)
     device = module.choose_device(args, None)
     module.set_up_torch(args, device)
-    fewer = {name: value for name, value in module.FEWER_KERNELS.items() if "fewer" in mode or name in mode}
+    fewer = {name: value for name, value in FEWER_KERNELS.items() if "fewer" in mode or name in mode}
     with mock.patch.dict(module.COMPILER_OPTIONS, cuda={**module.COMPILER_OPTIONS["cuda"], **fewer}):
         learner = module.Learner(args, env.obs_dim, env.action_dim, device)
     learner.replay.normal_(generator=torch.Generator(device).manual_seed(0))

@@ -480,7 +480,8 @@ class Learner(nn.Module):
     def store(self, step: int, obs, action, reward, terminated, next_obs) -> None:
         """Write the transition of environment step `step` (counted from 0) over the oldest one.
 
-        Where an episode was truncated does not show in the rows: `terminated` is 0 there.
+        A row does not say that its episode was truncated: `terminated` is 0. The episode goes on in the next row where `next_obs`
+        is that row's `obs`.
         """
         np.concatenate((obs, action, (reward, terminated), next_obs), out=self.host_row.numpy(), casting="unsafe")
         self.replay[step % len(self.replay)].copy_(self.host_row)  # waits for the copy: the next row must not overtake it

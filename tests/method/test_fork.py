@@ -63,6 +63,7 @@ def test_three_step_returns(tmp_path, name):
     sizes = {"buffer_size": 64, "total_timesteps": 64, "learning_starts": 10, "batch_size": 64, "q_lr_warmup_end": 20, "utd": 1}
     args = script.check_args(script.Args(env_id="Pendulum-v1", num_critics=2, hidden_dim=8, compile=False, **sizes), 1)
     learner = script.Learner(args, 1, 1, torch.device("cpu"))
+    learner.warm_up()  # before there is a row
 
     rewards = np.random.default_rng(0).normal(size=90)
     steps = [(episode, step, 4 + episode % 2) for episode in range(20) for step in range(4 + episode % 2)][:90]

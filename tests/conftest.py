@@ -16,7 +16,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: netwo
 import filelock
 import pytest
 
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, and would be in all that the tests start
+# Under nohup, or behind the & of a shell's script, they are ignored, and would be in all that the tests start.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 ROOT = Path(__file__).resolve().parent.parent
 TINY = """
 --no-compile --cuda False --total-timesteps 500 --learning-starts 200 --q-lr-warmup-end 300 --batch-size 32 --hidden-dim 8

@@ -785,7 +785,7 @@ class Run:
         self.tracker: Any = None
         self.bar: tqdm | None = None
         self.checkpoint: Checkpoint | None = None  # that the run goes on from; kept where there is no learner
-        self.was_compiled: bool | None = None  # until it was stopped
+        self.was_compiled: bool | None = None  # whether the run that is resumed was, when it was stopped
         self.saved_pending: list[Evaluation] = []
         self.state = State(
             step=0,
@@ -815,7 +815,7 @@ class Run:
             if self.state.step < self.args.total_timesteps:
                 self.make_learner()
             else:
-                self.args.compile = self.was_compiled  # nothing is
+                self.args.compile = self.was_compiled  # no update is left: what later ones differ from is still this
             if self.checkpoint:
                 self.take_over_pending()
             if self.args.resume is None:
@@ -1057,7 +1057,7 @@ class Run:
             seconds = 0.0
 
     def keep_policy(self, played: "PlayedFamily", actor: dict) -> None:
-        """Write policy.pt and, where it is the best so far, best_policy.pt; of those cut short only where none was not."""
+        """Write policy.pt and, where it is the best so far, best_policy.pt. `rank` says which is."""
         names = ("best_return", "best_return_std", f"best_{CONDITION}")
         evaluation = {"step": played.row["global_step"], **{name: played.row[f"eval/{name}"] for name in names}}
         if played.cut_short:
@@ -1635,8 +1635,9 @@ def flat_space(env_id: str, space: gym.Space) -> gym.spaces.Box:
 
 def to_bounds(action: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
     """Actions (..., A) in [-1, 1] within the bounds (A,), in their type; clipped, for rounding may leave them."""
-    low_half, high_half = low.astype(np.float64) / 2, high.astype(np.float64) / 2  # halved first: no bounds are too far apart
-    center, half = high_half + low_half, high_half - low_half
+    low_half, high_half = low.astype(np.float64) / 2, high.astype(np.float64) / 2  # the widest bounds' difference would overflow
+    center = high_half + low_half
+    half = high_half - low_half
     return np.clip((center + half * action).astype(low.dtype), low, high)
 
 
@@ -1915,7 +1916,8 @@ def restore(learner: Learner, saved: Checkpoint, run_dir: Path) -> None:
         learner.replay[: len(saved.replay)].copy_(saved.replay)
         learner.generator.set_state(saved.generator)
     except (RuntimeError, TypeError) as error:
-        reason = (str(error).splitlines() or [repr(error)])[:2][-1].strip().rstrip(" .")  # PyTorch's first line is a title
+        lines = str(error).splitlines() or [repr(error)]
+        reason = lines[min(1, len(lines) - 1)].strip().rstrip(" .")  # the second, for PyTorch's first one is a title
         wanted = f"its arguments, {learner.args.env_id} and this {SCRIPT}.py"
         raise UserError(f"{run_dir}/checkpoint.pt does not fit {wanted}: {reason}.") from None
 

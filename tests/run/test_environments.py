@@ -366,20 +366,21 @@ def test_a_non_finite_number_ends_an_evaluated_episode(cli, toy):
     assert len(messages(result.stderr)) == 9  # three evaluations of three policies
 
 
+class CountsEpisodes(Counter):
+    episodes = 0
+
+    def reset(self, seed=None, options=None):
+        self.episodes += 1
+        return super().reset(seed=seed)
+
+
 def test_a_policy_whose_episode_was_cut_short_is_not_the_best(cli, toy):
     """Each step costs 1, so that the middle one of three policies, whose episodes end in step 3, has the highest return."""
-
-    class Costly(Counter):
-        episodes = 0
-
-        def reset(self, seed=None, options=None):
-            self.episodes += 1
-            return super().reset(seed=seed)
 
     def costs(env):
         return {"reward": np.nan if env.number and env.episodes % 3 == 2 and env.count == 3 else -1.0}
 
-    cli.call("--env-id", toy(Costly, change=costs), *cli.brief)
+    cli.call("--env-id", toy(CountsEpisodes, change=costs), *cli.brief)
     for row in read_rows(cli.run_dir / "eval.csv"):
         assert float(row["eval/return_0.533333"]) == -2
         assert float(row["eval/best_return"]) == -7
@@ -390,19 +391,12 @@ def test_a_policy_whose_episode_was_cut_short_is_not_the_best(cli, toy):
 def test_an_evaluation_that_was_cut_short_is_not_the_best(cli, toy, spared):
     """Each step costs 1, and in the evaluation of one step all episodes end in step 3: whole ones are better all the same."""
 
-    class Costly(Counter):
-        episodes = 0
-
-        def reset(self, seed=None, options=None):
-            self.episodes += 1
-            return super().reset(seed=seed)
-
     def costs(env):
         evaluation = (env.episodes - 1) // 3  # of three policies
         broken = env.number and 40 + 10 * evaluation == spared and env.count == 3
         return {"reward": np.nan if broken else -1.0}
 
-    result = cli.call("--env-id", toy(Costly, change=costs), *cli.brief)
+    result = cli.call("--env-id", toy(CountsEpisodes, change=costs), *cli.brief)
     returns = {int(row["global_step"]): float(row["eval/best_return"]) for row in read_rows(cli.run_dir / "eval.csv")}
     assert returns == {step: -2 if step == spared else -7 for step in (40, 50, 60)}
     best = 50 if spared == 60 else 60  # the last of equals

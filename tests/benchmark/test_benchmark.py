@@ -243,7 +243,7 @@ def test_cost_is_capped_by_evaluation():
         return int(row.split("|")[5].replace(",", ""))
 
     learned = 3 * 295_000 + 995_000
-    assert hours("--seeds", "1") == round(3 * learned / 100 / 3600)
+    assert hours("--seeds", "1", "--gpu-steps-per-second", "100") == round(3 * learned / 100 / 3600)
     capped = hours("--seeds", "1", "--eval-cores", "2", "--gpu-steps-per-second", "1000")
     families = 2 * (995_000 / 23.337 + 295_000 / 38.986 + 295_000 * 36.9e-3 / 2 + 295_000 * 26e-3 / 2)
     assert capped > families / 3600  # bias is evaluated too, and Vanilla RAC has one policy

@@ -49,10 +49,11 @@ def play(file: PolicyFile, seeds: list[int]) -> Episodes:
 
 
 def origin_of(run: Path) -> tuple[str, str]:
-    """The commit and the script's SHA-256 that a run has noted, shortened; UserError where it has noted none."""
+    """The commit and the SHA-256 of each version of the script, shortened; UserError where a run has noted none."""
     try:
         config = json.loads((run / "config.json").read_text())
-        return config["git_commit"][:7], config["script_sha256"][:12]
+        commit, *dirty = config["git_commit"].partition("-")
+        return commit[:7] + "".join(dirty), "+".join(version[:12] for version in config["script_sha256"].split("+"))
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(f"{run} has no config.json that names a commit and a script's SHA-256.") from None
 

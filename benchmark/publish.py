@@ -17,6 +17,7 @@ import tyro
 from job import UserError
 from reporting.document import write_whole
 from reporting.groups import VERSION
+from reporting.runs import columns_of_policies
 
 TITLE = "Realistic Actor-Critic"
 NOT_LOGGED = ("script", VERSION)  # of what tells groups apart, what Weights & Biases does not know of a run
@@ -68,9 +69,9 @@ def build_specification(tables: list, groups: list, entity: str, project: str):
         for group in here:
             columns, condition = group.runs[0].eval, group.condition
             family = {
-                f"return per {condition}": columns.filter(like="eval/return_"),
+                f"return per {condition}": columns_of_policies(columns, "return"),
                 f"best {condition}": columns.filter([f"eval/best_{condition}"]),
-                f"temperature per {condition}": columns.filter(like="eval/alpha_"),
+                f"temperature per {condition}": columns_of_policies(columns, "alpha"),
             }
             if family[f"return per {condition}"].shape[1] > 1:
                 found = {title: metrics for title, metrics in family.items() if not metrics.empty}

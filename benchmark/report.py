@@ -60,8 +60,11 @@ def build(options: Options, groups: list[Group], said: Warnings) -> Document:
     """The whole report; figures are written on the way."""
     document = Document(TITLE, options.out)
     sweeps = {sweep: found for sweep in SWEEPS if (found := sweep_groups(groups, sweep))}
-    # Values of a sweep other than the default are in its panel only; whatever is in no panel is in the main comparison.
+    # Values of a sweep other than the default are in its panel only, unless another algorithm has the same value; whatever is in
+    # no panel is in the main comparison.
     in_panels = {group.key for sweep, members in sweeps.items() for group in members if group.deviations(SWEEPS[sweep].base)}
+    compared = [parts_of(group.exp_name)[1] for group in groups if group.key not in in_panels]
+    in_panels -= {group.key for group in groups if (changed := parts_of(group.exp_name)[1]) and changed in compared}
     main = [group for group in groups if group.key not in in_panels]
     table1, table2 = paper_tables()
     scores, score_steps = score_matrices(main, table1, said)
@@ -71,6 +74,9 @@ def build(options: Options, groups: list[Group], said: Warnings) -> Document:
         document.text("\n".join(f"- {text}" for text in said.texts))
     document.heading("Final return (table 1 of the paper)")
     document.table(tables.final_return(main, table1))
+    if in_panels:
+        labels = dict.fromkeys(group.label for group in groups if group.key in in_panels)
+        document.text(f"Only below, as ablations: {', '.join(labels)}.")
     document.heading("Samples to reach a return (table 2 of the paper)")
     document.table(tables.samples_to_return(main, table2), "The paper has no such values for these environments.")
     document.heading("Return beside published results")
@@ -87,7 +93,8 @@ def build(options: Options, groups: list[Group], said: Warnings) -> Document:
         document.figure(
             figures.draw_curves(main, f"eval/bias_{column}", f"{column} of bias"),
             f"bias_{column}",
-            f"Normalised value bias (Q - return) / |mean return|, {text} over state-action pairs: mean ± std over seeds.",
+            f"Normalised value bias (Q - return) / |mean return|, {text} over state-action pairs: mean ± std over seeds; "
+            "dotted, where not all have it, every seed by itself.",
         )
     document.heading("The family of policies")
     families(document, main)
@@ -141,7 +148,7 @@ def learning_curves(document: Document, groups: list[Group], paper: pd.DataFrame
     if any(key[0] in ends for key in published):
         caption += " Grey: published means ± std over seeds (benchmark/published), one deterministic policy."
     if marks:
-        caption += " Stars: the paper's final return ± its standard deviation, at its step."
+        caption += " Stars: the paper's final return ± its standard deviation, at its step, with its settings (environments -v3)."
     if beyond:
         caption += f" Beyond the axis are the paper's final returns of {', '.join(beyond)}."
     figure = figures.draw_curves(groups, RETURN, "average return", published=published, marks=marks, ends=ends)
@@ -156,7 +163,7 @@ def learning_curves(document: Document, groups: list[Group], paper: pd.DataFrame
 def aggregate(document: Document, options: Options, scores: dict, steps: dict[str, int]) -> None:
     """Interquartile mean and probability of improvement, with intervals (rliable)."""
     if not scores:
-        document.text("No algorithm has run on all of the paper's environments that are here.")
+        document.text("None of these environments is in the paper's table 1.")
         return
     from rliable import metrics
 
@@ -169,9 +176,8 @@ def aggregate(document: Document, options: Options, scores: dict, steps: dict[st
     table = tables.aggregate(iqm, "algorithm", "IQM")
     table.frame.insert(1, "seeds", [len(scores[name]) for name in iqm])
     document.table(table)
-    document.figure(
-        figures.draw_intervals(iqm, "interquartile mean of normalised return"), "iqm", "Interquartile mean, 95 % intervals."
-    )
+    figure = figures.draw_intervals(iqm, "interquartile mean of normalised return")
+    document.figure(figure, "iqm", f"Interquartile mean, 95 % intervals; {where}.")
     first = "RAC-SAC" if "RAC-SAC" in scores else next(iter(scores))
     pairs = {f"{first} over {name}": (scores[first], scores[name]) for name in scores if name != first}
     if not pairs:
@@ -181,7 +187,7 @@ def aggregate(document: Document, options: Options, scores: dict, steps: dict[st
     document.figure(
         figures.draw_intervals(better, "probability of improvement", True),
         "probability_of_improvement",
-        f"Probability that a run of {first} beats one of another algorithm; 95 % intervals.",
+        f"Probability that a run of {first} beats one of another algorithm, 95 % intervals; {where}.",
     )
 
 

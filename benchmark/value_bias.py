@@ -99,7 +99,7 @@ def measure(subject, env, endless_envs: list, sizes: Sizes, seed: int) -> tuple[
     `env` has its time limit, `endless_envs` (one for each continuation) have none.
     """
     rng = np.random.default_rng(seed)
-    pairs = []  # (seed of the episode, its actions up to and with the pair's, Q)
+    pairs = []  # (seed of the episode, its actions up to and with the pair's, the pair's observation, Q)
     episode = seed
     over = True
     while len(pairs) < sizes.pairs:
@@ -110,17 +110,19 @@ def measure(subject, env, endless_envs: list, sizes: Sizes, seed: int) -> tuple[
         noise = rng.standard_normal((1, env.action_dim), np.float32)
         action, _ = subject.act(obs[None], noise, continuing=False)
         actions = [*actions, action[0]]
-        pairs.append((episode, actions, float(subject.mean_q(obs[None], action)[0])))
+        pairs.append((episode, actions, obs.copy(), float(subject.mean_q(obs[None], action)[0])))
         obs, _, terminated, truncated, _ = env.step(action[0])
         over = terminated or truncated
     chosen = [pairs[i] for i in rng.choice(sizes.pairs, sizes.chosen, replace=False)]
-    returns = [monte_carlo_return(subject, endless_envs, *pair[:2], sizes.max_steps, rng) for pair in chosen]
-    bias = (np.array([q for _, _, q in chosen]) - returns) / (abs(np.mean(returns)) or np.nan)
+    returns = [monte_carlo_return(subject, endless_envs, *pair[:3], sizes.max_steps, rng) for pair in chosen]
+    bias = (np.array([q for *_, q in chosen]) - returns) / (abs(np.mean(returns)) or np.nan)
     return float(bias.mean()), float(bias.std())
 
 
-def monte_carlo_return(subject, envs: list, episode: int, actions: list[np.ndarray], max_steps: int, rng) -> float:
+def monte_carlo_return(subject, envs: list, episode: int, actions: list[np.ndarray], reached, max_steps: int, rng) -> float:
     """Mean discounted return of len(envs) continuations of a state-action pair, reached by repeating its episode.
+
+    UserError where that does not lead to the pair's observation, `reached`.
 
     From the second step on a continuation's return includes -alpha log pi, which is what a soft Q predicts. Nothing is continued
     past a termination, nor past a truncation, which without a time limit is the environment's own.
@@ -128,9 +130,11 @@ def monte_carlo_return(subject, envs: list, episode: int, actions: list[np.ndarr
     returns = np.zeros(len(envs))
     running = np.ones(len(envs), bool)
     for env in envs:
-        env.reset(seed=episode)
+        obs, _ = env.reset(seed=episode)
         for action in actions[:-1]:
-            env.step(action)
+            obs, *_ = env.step(action)
+        if not np.array_equal(obs, reached):
+            raise UserError("its environment does not repeat an episode from the seed and the actions")
     obs = np.zeros((len(envs), envs[0].obs_dim), np.float32)
     batch = [actions[-1]] * len(envs)
     log_prob = np.zeros(len(envs))
@@ -207,12 +211,21 @@ def best_conditions(run: Path) -> dict[int, float]:
     return {int(row["global_step"]): float(row[names[0]]) for row in rows if names}
 
 
+def warn_of_gamma(gamma: float, max_steps: int) -> None:
+    """Say so where more than 1 % of an endless return lies behind the continuations' last step."""
+    if gamma**max_steps > 0.01:
+        enough = f"; --max-steps {math.ceil(math.log(0.01) / math.log(gamma))} leaves out 1 %" if gamma < 1 else ""
+        cut = f"with gamma {gamma:g}, {max_steps} steps leave out {gamma**max_steps:.0%} of an endless return"
+        print(f"warning: {cut}, which then counts as bias of Q{enough}", file=sys.stderr)
+
+
 def measure_run(options: Options) -> None:
     """Measure every snapshot that has not been measured with these sizes, and write bias.csv."""
     run = options.run
     try:
-        script = run / f"{json.loads((run / 'config.json').read_text())['script']}.py"
-    except (OSError, ValueError, KeyError):
+        config = json.loads((run / "config.json").read_text())
+        script, gamma = run / f"{config['script']}.py", config["args"].get("gamma", 0.0)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"{run} has no readable config.json; give a run directory.") from None
     if not script.is_file():
         raise UserError(f"{script} does not exist; a run keeps the script that made it, and baselines have no value bias.")
@@ -223,6 +236,7 @@ def measure_run(options: Options) -> None:
     snapshots = snapshots_of(run)
     if not snapshots:
         raise UserError(f"{run} has no snapshots; --snapshot-frequency of its script writes them.")
+    warn_of_gamma(gamma, options.max_steps)
     best = best_conditions(run)
     path = run / "bias.csv"
     sizes = Sizes(**sizes_of(options))

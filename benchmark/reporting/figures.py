@@ -41,6 +41,15 @@ def in_legend(label: str) -> str:
     return f" {label}" if label.startswith("_") else label
 
 
+def seeds_of(groups: list[Group]) -> dict[str, str]:
+    """Label -> "1 seed", "5 seeds", or "3 to 5 seeds" where environments differ."""
+    found = {}
+    for group in groups:
+        found.setdefault(group.label, set()).add(len(group.runs))
+    counts = {label: " to ".join(map(str, sorted({min(numbers), max(numbers)}))) for label, numbers in found.items()}
+    return {label: f"{count} seed{'' if count == '1' else 's'}" for label, count in counts.items()}
+
+
 def panels(env_ids: list[str], ylabel: str):
     """Axes, one per environment, titled, two or three in a row; what they show is said at the left edge alone."""
     columns = min(len(env_ids), 2 if len(env_ids) <= 4 else 3)
@@ -76,6 +85,7 @@ def draw_curves(groups: list[Group], column: str, ylabel: str, order=None, publi
     if not with_data:
         return None
     env_ids = list(dict.fromkeys(group.env_id for group in with_data))
+    seeds = seeds_of(with_data)
     order = order or list(dict.fromkeys(group.label for group in with_data))
     figure, axes = panels(env_ids, ylabel)
     for group in with_data:
@@ -86,7 +96,7 @@ def draw_curves(groups: list[Group], column: str, ylabel: str, order=None, publi
         ax.plot(
             whole.index,
             whole["mean"],
-            label=in_legend(group.label),
+            label=in_legend(f"{group.label} ({seeds[group.label]})"),
             marker="o" if len(whole) == 1 else None,
             markersize=3,
             **look,
@@ -98,6 +108,8 @@ def draw_curves(groups: list[Group], column: str, ylabel: str, order=None, publi
             alone = run.eval[column].dropna().loc[begin:] if column in run.eval else ()
             if len(alone) > 1:
                 ax.plot(alone.index, alone, color=look["color"], linestyle=(0, (1, 2)), linewidth=1)
+            elif len(alone) and not len(whole):
+                ax.plot(alone.index, alone, ".", color=look["color"], markersize=4)
         for marked, step, mean, std in marks:
             if marked is group:
                 ax.errorbar(step, mean, yerr=std, fmt="*", markersize=9, capsize=2, color=look["color"], clip_on=False)

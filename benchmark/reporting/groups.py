@@ -12,6 +12,7 @@ from identity import deviations, expected, label, parts_of
 from .runs import Run, Warnings
 
 VERSION = "script_sha256"  # what tells versions of a script apart, beside the settings
+BY_ENVIRONMENT = {"buffer_size", "target_entropy", "beta", "eval_beta_max", "eval_k_max", VERSION}  # filled in by scripts
 
 
 @dataclass
@@ -99,8 +100,9 @@ def group_runs(runs: list[Run], warnings: Warnings) -> list[Group]:
     for group in groups:
         keep_one_run_a_seed(group, warnings)
         leave_out_late_seeds(group, warnings)
-        warn_of_versions(group, warnings)
         warn_of_own_defaults(group, warnings)
+    warn_of_versions(groups, warnings)
+    warn_of_other_settings_elsewhere(groups, warnings)
     warn_of_bias_sizes(groups, warnings)
     order = {name: i for i, name in enumerate(VARIANTS)}
     return sorted(groups, key=lambda g: (env_order(g.env_id), order.get(parts_of(g.exp_name)[0], len(order)), g.label))
@@ -150,12 +152,17 @@ def label_groups(same: list[Group], shared: dict, warnings: Warnings) -> None:
         warnings.add(f"runs of {name} on {env_id} differ in {', '.join(differing)} and are shown apart ({where}).")
 
 
+def by_label(groups: list[Group]) -> dict[str, list[Group]]:
+    """The groups of every algorithm as a reader sees it, in all environments."""
+    found = defaultdict(list)
+    for group in groups:
+        found[group.label].append(group)
+    return found
+
+
 def tell_labels_apart(groups: list[Group], warnings: Warnings) -> None:
     """Add the experiment name to labels that groups of several names have."""
-    by_label = defaultdict(list)
-    for group in groups:
-        by_label[group.label].append(group)
-    for alike in by_label.values():
+    for alike in by_label(groups).values():
         names = {group.exp_name for group in alike}
         if len(names) > 1:
             warnings.add(f"runs of {' and of '.join(sorted(names))} are called alike and told apart by their experiment names.")
@@ -182,14 +189,34 @@ def leave_out_late_seeds(group: Group, warnings: Warnings) -> None:
     group.runs = [run for run in group.runs if run not in late]
 
 
-def warn_of_versions(group: Group, warnings: Warnings) -> None:
-    """Say which of its runs are of different versions of a script."""
-    by_text = {run.script_sha256: run for run in group.runs}
-    if len(by_text) > 1:
-        where = " and ".join(str(run.path) for run in by_text.values())
-        warnings.add(
-            f"{where} are seeds of one algorithm by their name, but different versions of {group.runs[0].script}.py made them."
-        )
+def warn_of_versions(groups: list[Group], warnings: Warnings) -> None:
+    """Say which runs of one label, or which sessions of one run, are of different versions of a script."""
+    for same in by_label(groups).values():
+        runs = [run for group in same for run in group.runs]
+        by_text = {run.script_sha256: run for run in runs}
+        if len(by_text) > 1:
+            where = " and ".join(str(run.path) for run in by_text.values())
+            warnings.add(f"{where} are of one algorithm by their name, but different versions of {runs[0].script}.py made them.")
+        for run in runs:
+            if "+" in run.script_sha256:
+                other = f"went on with another version of {run.script}.py than the one that began it"
+                warnings.add(f"{run.path} {other}; its commit is that of the last.")
+
+
+def warn_of_other_settings_elsewhere(groups: list[Group], warnings: Warnings) -> None:
+    """Say in which settings the runs of somebody's own name differ between environments: they are one algorithm in the report."""
+    for name, same in by_label(groups).items():
+        if any(expected(group.exp_name, group.env_id) for group in same):
+            continue  # what its settings are in each environment is known
+        settings = [json.loads(group.settings) for group in same]
+        keys = sorted(set().union(*settings) - BY_ENVIRONMENT)
+        differing = [key for key in keys if len({json.dumps(args.get(key)) for args in settings}) > 1]
+        if differing:
+            values = "; ".join(
+                f"{group.env_id}: {', '.join(f'{key} {args.get(key)}' for key in differing)}"
+                for group, args in zip(same, settings, strict=True)
+            )
+            warnings.add(f"{name} has other settings in one environment than in another ({values}).")
 
 
 def warn_of_own_defaults(group: Group, warnings: Warnings) -> None:

@@ -108,10 +108,14 @@ def read_csv(path: Path, warnings: Warnings, *required: str) -> pd.DataFrame:
     return frame.set_index(frame["global_step"].astype(int))
 
 
+def columns_of_policies(frame: pd.DataFrame, what: str) -> pd.DataFrame:
+    """The columns eval/what_CONDITION of an eval.csv; return_std of somebody's own script is none of them."""
+    return frame.filter(regex=rf"^eval/{what}_-?\d+(\.\d+)?(e-?\d+)?$")
+
+
 def of_policies(frame: pd.DataFrame, what: str) -> pd.DataFrame:
-    """The columns eval/what_CONDITION of an eval.csv by their conditions; return_std of somebody's own script is none of them."""
-    found = frame.filter(regex=rf"^eval/{what}_-?\d+(\.\d+)?(e-?\d+)?$")
-    return found.rename(columns=lambda name: float(name.removeprefix(f"eval/{what}_")))
+    """The same by their conditions."""
+    return columns_of_policies(frame, what).rename(columns=lambda name: float(name.removeprefix(f"eval/{what}_")))
 
 
 def load_run(path: Path, warnings: Warnings) -> Run:

@@ -142,6 +142,11 @@ def score_matrices(groups: list[Group], paper: pd.DataFrame, warnings: Warnings)
         if any(len(group.runs) > seeds for group in mine.values()):
             warnings.add(f"{name} does not have the same number of seeds everywhere: the aggregate scores use its first {seeds}.")
         columns = [at(mine[env_id], steps[env_id])[:seeds] / paper[name_in_paper(env_id)] for env_id in env_ids]
+        for env_id, step in steps.items():
+            used = {int(place) for run in mine[env_id].runs[:seeds] if (place := run.eval.index.asof(step)) < step}
+            if used:
+                places = ", ".join(f"{place:,}" for place in sorted(used))
+                warnings.add(f"{name} has no evaluation at step {step:,} of {env_id}: its aggregate score is of step {places}.")
         scores[name] = np.stack(columns, axis=1)
         if late := [env_id for env_id, column in zip(env_ids, columns, strict=True) if np.isnan(column).any()]:
             where = ", ".join(late)

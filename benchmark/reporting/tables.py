@@ -1,10 +1,12 @@
 """The report's tables: frames of text and the notes below them."""
 
+import math
 from collections.abc import Sequence
 from itertools import groupby
 from operator import attrgetter
 from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from .groups import Group
@@ -12,6 +14,7 @@ from .references import RIVAL, comparable_with_rival, name_in_paper, paper_name,
 from .scores import at, fresh_returns, mean_and_std, published_value_at, speed_of, steps_to, value_at
 
 NONE = "—"  # in a table's cell
+OTHER_SETTINGS = "† with other settings than the paper's value: not like with like."
 STEPS = (16_666, 33_332, 50_000, 100_000, 300_000)  # at which all is compared with published curves
 
 
@@ -24,9 +27,16 @@ def number(value: float | None, digits: int = 0) -> str:
     return NONE if pd.isna(value) else f"{value:z,.{digits}f}"
 
 
+def digits_of(*values: float) -> int:
+    """Behind the point, so that the largest value has two at least: none from 10 on, at most four."""
+    size = max((abs(value) for value in values if not pd.isna(value)), default=0.0)
+    return min(max(0, 1 - math.floor(math.log10(size))), 4) if size else 0
+
+
 def plus_minus(mean: float, std: float) -> str:
     """mean ± sample standard deviation, which one seed does not have: NaN."""
-    return f"{mean:z,.0f}" if pd.isna(std) else f"{mean:z,.0f} ± {std:,.0f}"
+    digits = digits_of(mean, std)
+    return number(mean, digits) if pd.isna(std) else f"{number(mean, digits)} ± {number(std, digits)}"
 
 
 def mean_std(values) -> str:
@@ -63,6 +73,8 @@ def final_return(groups: list[Group], paper: pd.DataFrame) -> Table:
                 "return": mean_std(ours),
                 **theirs.get(name, {}),
             }
+            if name in theirs and not same_setting(group):
+                row["paper"] += " †"
             if name in theirs and same_setting(group) and group.last == values.loc[name, "env_steps"]:
                 row["difference"] = f"{ours.mean() - values.loc[name, 'mean_return']:+,.0f}"
             rows.append(row)
@@ -77,7 +89,10 @@ def final_return(groups: list[Group], paper: pd.DataFrame) -> Table:
         "average over its episodes (the paper's protocol; the maximum over policies is biased upwards). A difference is given "
         "only at the paper's number of steps and with its settings; its environments are of version -v3."
     ]
-    return Table(pd.DataFrame(rows, columns=columns, dtype=object).fillna(NONE), notes)
+    frame = pd.DataFrame(rows, columns=columns, dtype=object).fillna(NONE)
+    if frame["paper"].str.endswith("†").any():
+        notes.append(OTHER_SETTINGS)
+    return Table(frame, notes)
 
 
 def samples_to_return(groups: list[Group], paper: pd.DataFrame) -> Table:
@@ -101,7 +116,7 @@ def samples_to_return(groups: list[Group], paper: pd.DataFrame) -> Table:
             rows.append(row)
     notes = ["Environment steps at the first evaluation at which the mean over all seeds reaches the return."]
     marks = (
-        "† with other settings than the paper's value: not like with like.",
+        OTHER_SETTINGS,
         "‡ as printed in the paper; its ratio of 10.75 to RAC-SAC implies about 570,000.",
     )
     return Table(pd.DataFrame(rows), notes + [mark for mark in marks if mark[0] in str(rows)])
@@ -111,6 +126,7 @@ def fresh_return(groups: list[Group]) -> Table:
     rows = []
     for group in groups:
         for step, (fresh, best) in fresh_returns(group).items():
+            means = np.mean(fresh), np.mean(best)
             rows.append(
                 {
                     "environment": group.env_id,
@@ -119,7 +135,7 @@ def fresh_return(groups: list[Group]) -> Table:
                     "step": number(step),
                     "best return": mean_std(best),
                     "beta*'s return on fresh episodes": mean_std(fresh),
-                    "difference": f"{mean_and_std(fresh)[0] - mean_and_std(best)[0]:+,.0f}",
+                    "difference": f"{means[0] - means[1]:+,.{digits_of(*means)}f}",
                 }
             )
     return Table(

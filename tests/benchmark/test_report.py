@@ -217,8 +217,8 @@ def test_seeds_without_a_common_step(tmp_path, report):
     assert "2 runs of 1 algorithm" in text
     fresh = next(t for t in tables(text) if "beta*'s return on fresh episodes" in t[0])
     assert [(row["step"], row["seeds"], row["beta*'s return on fresh episodes"]) for row in fresh] == [
-        ("300", "1", "6"),
-        ("400", "1", "7"),
+        ("300", "1", "6.0"),
+        ("400", "1", "7.0"),
     ]
 
 
@@ -247,8 +247,8 @@ def test_beside_published_results(tmp_path, report):
     spread = np.std([1, 2], ddof=1)  # evaluations at 16 000, 33 000 and 50 000; none at 100 000, after the end
     assert [ours[step] for step in steps] == [*(f"{v + 1.5:,.0f} ± {spread:.0f}" for v in (1600, 3300, 5000)), "—", "—"]
     assert [fresh[step] for step in steps] == ["—", "—", f"4,002 ± {spread:.0f}", "—", "—"]
-    assert [rows["RAC-SAC (tau 0.1)", "best"][step] for step in steps[:2]] == ["7 ± 0", "—"]
-    assert rows["mine", "best"]["16,666"] == "9 (1 of 2)"  # 16 100 is five intervals back for the seed that ends there
+    assert [rows["RAC-SAC (tau 0.1)", "best"][step] for step in steps[:2]] == ["7.0 ± 0.0", "—"]
+    assert rows["mine", "best"]["16,666"] == "9.0 (1 of 2)"  # 16 100 is five intervals back for the seed that ends there
     theirs = rows["REDQ (UTD 20), published", "its one policy"]
     used = (16_666, 33_332, 49_998, 99_996, 299_988)
     assert [theirs[step] for step in steps] == [f"{redq[step][0]:,.0f} ± {redq[step][1]:,.0f}" for step in used]
@@ -293,9 +293,9 @@ def test_lines_and_marks_in_the_learning_curves(tmp_path):
     redq = {step: mean for step, (mean, _) in published_rows("Hopper-v4", "REDQ (UTD 20)").items() if step <= 300_000}
     assert [tuple(xy) for xy in lines["REDQ (UTD 20), published"].get_xydata()] == list(redq.items())
     assert "SAC, published" in lines
-    assert lines["REDQ (UTD 20), published"].get_linewidth() < lines["RAC-SAC"].get_linewidth()
+    assert lines["REDQ (UTD 20), published"].get_linewidth() < lines["RAC-SAC (1 seed)"].get_linewidth()
     (star,) = [line for line in ax.lines if line.get_marker() == "*" and len(line.get_xdata())]
-    assert star.get_xydata().tolist() == [[300_000, 3421]] and star.get_color() == lines["RAC-SAC"].get_color()
+    assert star.get_xydata().tolist() == [[300_000, 3421]] and star.get_color() == lines["RAC-SAC (1 seed)"].get_color()
     assert ax.get_xlim() == (0, 303_000)
     figures.plt.close(figure)
 
@@ -420,7 +420,7 @@ def test_versions_of_a_script_with_a_seed_in_common_are_shown_apart(tmp_path, re
     _, err, text = report("aaa", "bbb")
     assert "runs of my_rac on Hopper-v4 differ in script_sha256 and are shown apart" in err
     assert [(r["environment"], r["algorithm"], r["seeds"], r["return"]) for r in tables(text)[0] if r["seeds"] != "—"] == [
-        ("Ant-v4", "my_rac [script_sha256 bbb]", "1", "7"),
+        ("Ant-v4", "my_rac [script_sha256 bbb]", "1", "7.0"),
         ("Hopper-v4", "my_rac [script_sha256 aaa]", "2", "100 ± 0"),
         ("Hopper-v4", "my_rac [script_sha256 bbb]", "2", "900 ± 0"),
     ]
@@ -479,7 +479,7 @@ def test_letters_with_a_meaning_to_figures_and_tables(tmp_path, report):
     assert [row["algorithm"] for row in scores] == labels
     groups = grouping.group_runs(runs.find_runs([tmp_path], said := runs.Warnings()), said)
     figure = figures.draw_curves(groups, "eval/best_return", "return")
-    assert [text.get_text().strip() for text in figure.legends[0].get_texts()] == labels
+    assert [text.get_text().strip() for text in figure.legends[0].get_texts()] == [f"{label} (1 seed)" for label in labels]
     figures.plt.close(figure)
 
 
@@ -718,11 +718,68 @@ def test_ablations_of_what_the_evaluation_follows(tmp_path, report):
     found = tables(text)
     assert err == "" and [r["algorithm"] for r in found[0] if "paper only" not in r["algorithm"]] == ["RAC-SAC", "RAC-ITM"]
     for caption, rows in (
-        ("RAC-SAC, varied: a", [("a = 0.4", "4 ± 0"), ("a = 0.8", "2 ± 0")]),
-        ("RAC-ITM, varied: a", [("a = 2", "2 ± 0"), ("a = 3", "6 ± 0")]),
+        ("RAC-SAC, varied: a", [("a = 0.4", "4.0 ± 0.0"), ("a = 0.8", "2.0 ± 0.0")]),
+        ("RAC-ITM, varied: a", [("a = 2", "2.0 ± 0.0"), ("a = 3", "6.0 ± 0.0")]),
     ):
         panel = next(t for t in found if caption in t[0])
         assert [(r[caption], r["return"]) for r in panel] == rows
+
+
+def test_an_ablation_that_another_algorithm_shares_is_compared_with_it(tmp_path, report):
+    """At UTD 1, which only my_rac has too; what is left to the ablations is named."""
+    for exp_name in ("rac_sac", "rac_sac+utd_1", "rac_sac+num_critics_5", "my_rac+utd_1"):
+        settings = {name: int(value) for name, value in identity.parts_of(exp_name)[1]}
+        script = identity.parts_of(exp_name)[0]
+        make_run(tmp_path / "runs", exp_name, "Hopper-v4", 1, {5000: 100, 6000: 200}, script=script, **settings)
+    settings = ["RAC-SAC", "RAC-SAC (utd 1)", "my_rac (utd 1)"]
+    _, _, text = report("runs")
+    assert [row["algorithm"] for row in tables(text)[0] if row["seeds"] != "—"] == settings
+    assert "Only below, as ablations: RAC-SAC (num critics 5)." in text
+
+
+@pytest.mark.parametrize(
+    "mean,std,text",
+    [(0.5, 0.1, "0.50 ± 0.10"), (0.9, 0.05, "0.90 ± 0.05"), (-3.42, 0.5, "-3.4 ± 0.5"), (42.4, 3.6, "42 ± 4"), (0, 0, "0 ± 0")]
+    + [(0.004, np.nan, "0.0040"), (1234.5, np.nan, "1,234")],
+)
+def test_small_returns_keep_their_digits(mean, std, text):
+    assert program.tables.plus_minus(mean, std) == text
+
+
+def test_evaluations_that_are_not_at_the_common_step_are_named(tmp_path, report):
+    """The aggregate score of an algorithm that is evaluated more rarely is of an earlier step than the others'."""
+    make_run(tmp_path / "runs", "rac_sac", "Hopper-v4", 1, {step: step / 10 for step in range(1000, 20_000, 1000)})
+    make_run(tmp_path / "runs", "ppo", "Hopper-v4", 1, {10_000: 1000, 20_000: 2000})
+    _, err, text = report("runs")
+    assert "ppo has no evaluation at step 19,000 of Hopper-v4: its aggregate score is of step 10,000." in err
+    assert "95 % intervals; Hopper-v4 at step 19,000." in text
+
+
+def test_own_settings_that_differ_between_environments_are_named(tmp_path, report):
+    make_run(tmp_path / "runs", "my_rac", "Hopper-v4", 1, {5000: 100}, utd=20, buffer_size=5)
+    make_run(tmp_path / "runs", "my_rac", "Ant-v4", 1, {5000: 100}, utd=1, sha256="b")
+    make_run(tmp_path / "runs", "rac_sac", "Ant-v4", 1, {5000: 100})
+    make_run(tmp_path / "runs", "rac_sac", "Humanoid-v4", 1, {5000: 100})
+    _, err, _ = report("runs")
+    assert "my_rac has other settings in one environment than in another (Ant-v4: utd 1; Hopper-v4: utd 20)." in err
+    assert err.count("other settings in one environment") == 1
+    assert re.search(r"Ant-v4__my_rac__1 and \S+Hopper-v4__my_rac__1 .* different versions of rac_sac\.py", err)
+
+
+def test_a_run_of_two_versions_is_named(tmp_path, report):
+    make_run(tmp_path / "runs", "rac_sac", "Hopper-v4", 1, {5000: 100}, sha256="a+b")
+    assert re.search(r"Hopper-v4__rac_sac__1 went on with another version of rac_sac\.py", report("runs")[1])
+
+
+def test_one_value_of_one_seed_is_drawn(tmp_path):
+    """As a dot: the value bias of one seed of two, at one step."""
+    make_run(tmp_path, "rac_sac", "Hopper-v4", 1, {5000: 10}, bias=True)
+    make_run(tmp_path, "rac_sac", "Hopper-v4", 2, {5000: 10})
+    groups = grouping.group_runs(runs.find_runs([tmp_path], said := runs.Warnings()), said)
+    (ax,) = figures.draw_curves(groups, "eval/bias_mean", "mean of bias").axes
+    drawn = [(line.get_xydata().tolist(), line.get_marker()) for line in ax.lines if len(line.get_xdata())]
+    assert drawn == [([[5000, 1]], ".")]
+    figures.plt.close("all")
 
 
 def test_one_more_run_narrows_nothing(tmp_path, report):

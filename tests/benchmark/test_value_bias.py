@@ -1,6 +1,7 @@
 """The normalised value bias: in closed form, and from the snapshots of a run through the command line."""
 
 import csv
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -61,10 +62,22 @@ def test_monte_carlo_return(make_env):
     """Two steps lead to the pair, so that the pair's own step and four after it remain of an episode."""
     actions = list(np.zeros((3, 1), np.float32))
     envs = [make_env() for _ in range(4)]
-    value = value_bias.monte_carlo_return(ByHand(), envs, 3, actions, 1500, np.random.default_rng(0))
+    envs[0].reset(seed=3)
+    for action in actions[:-1]:
+        obs, *_ = envs[0].step(action)
+    value = value_bias.monte_carlo_return(ByHand(), envs, 3, actions, obs, 1500, np.random.default_rng(0))
     assert value == pytest.approx(soft_return(5))
-    value = value_bias.monte_carlo_return(ByHand(), envs, 3, actions, 2, np.random.default_rng(0))
+    value = value_bias.monte_carlo_return(ByHand(), envs, 3, actions, obs, 2, np.random.default_rng(0))
     assert value == pytest.approx(soft_return(2))
+    with pytest.raises(job.UserError, match="does not repeat an episode"):
+        value_bias.monte_carlo_return(ByHand(), envs, 3, actions, obs + 1, 1500, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("gamma,max_steps,said", [(0.99, 1500, ""), (0.999, 1500, "22%.*--max-steps 4603"), (1.0, 9, "100%")])
+def test_a_return_that_is_cut_is_named(capsys, gamma, max_steps, said):
+    value_bias.warn_of_gamma(gamma, max_steps)
+    err = capsys.readouterr().err
+    assert re.search(said, err) if said else err == ""
 
 
 def test_value_bias(make_env):

@@ -179,7 +179,7 @@ def train(args: Args, stopped_by: list[int] | tuple = ()) -> Run:
 
 def evaluate_run(args: Args, saved: dict) -> None:
     """Print return +- std of a run's policy on fresh episodes, and write it into evaluate.csv."""
-    args = check_args(dataclasses.replace(args, cuda=None))
+    args = check_args(dataclasses.replace(args, cuda=False))  # a small policy: a GPU is left to those that train
     envs = [make_env(args) for _ in range(args.eval_episodes)]
     model = make_model(args, envs[0])
     model.set_parameters(saved["parameters"], device=model.device)

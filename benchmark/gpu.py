@@ -8,15 +8,18 @@ check runs the tests that need a GPU, then all others as far as the time goes. s
 environment's sizes. train lets several runs share the GPU, evaluations deferred; the same command again goes on with all of them,
 with the same scripts and on the same kind of device. When a run has been trained to its end,
 `python rac_sac.py --resume runs/NAME` plays what is pending, on any machine. What follows a lone -- goes to pytest, to
-throughput.py, or to the scripts. Without a GPU they do the same on the CPU.
+throughput.py, or to the scripts. Without a GPU they do the same on the CPU. What an earlier call has left in --out is renamed.
 """
 
 import contextlib
+import csv
+import datetime
 import itertools
 import json
 import math
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -30,18 +33,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "speed"))
 import run
 import torch
 import tyro
-from job import Job, UserError, last_row, number, training_command
+from job import Job, UserError, last_row, number, read_config, training_command
 from measure import ROOT, about, fail, table, words
 
 GRACE = 45.0  # seconds that are left to what is stopped, to end by itself
-# A process each, the most telling first: what is done when the time is up is kept. Others are compared to the first mode of each.
+# Precision, modes and --loop-steps of a process each, the most telling first: what is done when the time is up is kept. Others
+# are compared to the first mode of each; eager takes a tenth of a second a step.
 SPEEDS = (
-    ("auto", ("compile+graph", "compile+graph+fewer")),
-    ("high", ("compile+graph", "compile+graph+fewer")),
-    ("auto", ("compile+graph", "compile", "graph", "eager")),
+    ("auto", ("compile+graph", "compile+graph+fewer"), 500),
+    ("high", ("compile+graph", "compile+graph+fewer"), 500),
+    ("auto", ("compile+graph", "compile", "graph", "eager"), 50),
 )
-SPEEDS_WITHOUT_A_GPU = (("auto", ("compile", "eager")), ("medium", ("compile",)))
+SPEEDS_WITHOUT_A_GPU = (("auto", ("compile", "eager"), 20), ("medium", ("compile",), 20))
 
+GOES_ON = (0, 128 + signal.SIGTERM, -signal.SIGTERM)  # exit codes of a run that has ended or goes on; the last: not yet begun
 SET_HERE = {"eval_workers", "max_pending_evaluations"}
 STOPPED_BY: list[int] = []  # the signal after which nothing more is begun, if there was one
 
@@ -67,7 +72,7 @@ def run_all(commands: list[list[str]], logs: list[Path], end: float, stop=signal
     """
     processes = []
     for command, log in zip(commands, logs, strict=True):
-        with open(log, "wb") as output:
+        with open(log, "ab") as output:
             how = {"stdout": output, "stderr": output, "start_new_session": True}
             processes.append(subprocess.Popen(command, cwd=ROOT, env={**os.environ, **environment}, **how))
     left = end - time.monotonic()
@@ -128,19 +133,23 @@ def speed(options: Options, end: float) -> tuple[list[dict], list[Path], bool]:
     """A row for each script, mode, precision and environment, as throughput.py has it."""
     cuda = torch.cuda.is_available()
     rows, logs, well = [], [], True
-    for env_id, (precision, modes) in itertools.product(options.env_ids, SPEEDS if cuda else SPEEDS_WITHOUT_A_GPU):
+    speeds = SPEEDS if cuda else SPEEDS_WITHOUT_A_GPU
+    for (precision, modes, loop_steps), env_id in itertools.product(speeds, options.env_ids):
         if STOPPED_BY:
             break
-        folder = options.out / f"speed-{env_id.replace('/', '_').replace(':', '_')}-{precision}-{len(modes)}"
-        folder.mkdir(exist_ok=True)
+        name = f"speed-{'-'.join(options.scripts)}-{env_id}-{precision}-{len(modes)}".replace("/", "_").replace(":", "_")
+        folder = options.out / name
+        put_aside(folder)
+        folder.mkdir()
         command = [sys.executable, "benchmark/speed/throughput.py", "--env-id", env_id, "--out", str(folder.resolve())]
         command += ["--matmul-precision", precision, "--modes", *modes, "--scripts", *options.scripts, "--repeats", "3"]
-        command += ["--loop-steps", "500" if cuda else "20"]
+        command += ["--loop-steps", str(loop_steps)]
         logs.append(folder / "speed.log")
         (code,) = run_all([[*command, *options.more]], logs[-1:], end)
         print(logs[-1].read_text(), flush=True)
-        if code == 0:
-            measured = json.loads((folder / "throughput.json").read_text())
+        found = folder / "throughput.json"
+        if code == 0 and found.exists():
+            measured = json.loads(found.read_text())
             rows += [{"env_id": env_id, **row} for row in measured["rows"]]
             well = well and not measured["left_out"]
         else:
@@ -183,26 +192,42 @@ def train(options: Options, end: float) -> tuple[list[dict], list[Path], bool]:
     codes = run_all(commands, logs, end, OMP_NUM_THREADS=str(share))
     rows = []
     for job, old, code in zip(jobs, before, codes, strict=True):
-        new = last_row(job.run_dir, "train.csv")
         evaluated = last_row(job.run_dir, "eval.csv")
-        steps, passed = (number(new, key) - number(old, key) for key in ("global_step", "charts/wall_seconds"))
         rows.append(
             {
                 "run": job.name,
                 "exit_code": code,
-                "global_step": int(number(new, "global_step")),
-                "steps_per_second": round(steps / passed, 2) if min(steps, passed) > 0 else 0.0,
+                "global_step": int(number(last_row(job.run_dir, "train.csv"), "global_step")),
+                "steps_per_second": learning_speed(job, int(number(old, "global_step"))) if code in GOES_ON else 0.0,
                 "evaluated_step": evaluated.get("global_step", ""),
                 "best_return": evaluated.get("eval/best_return", ""),
             }
         )
     print(table(rows))
-    print(f"together {sum(row['steps_per_second'] for row in rows):.1f} steps per second, random steps included")
+    print(f"together {sum(row['steps_per_second'] for row in rows):.1f} steps per second while learning, without compiling")
     ended_by = f"exit code {128 + signal.SIGTERM}: stopped with a checkpoint, the same command goes on"
     print(f"logs: {options.run_root.resolve()}/*.log; {ended_by}")
     files = [Path(job.run_dir, file) for job in jobs for file in ("eval.csv", "train.csv", "config.json")]
-    stopped = (128 + signal.SIGTERM, -signal.SIGTERM)  # the second: before it had begun
-    return rows, [*logs, *files], all(code in (0, *stopped) for code in codes)
+    return rows, [*logs, *files], all(code in GOES_ON for code in codes)
+
+
+def learning_speed(job: Job, begun_at: int) -> float:
+    """Median steps per second of the rows of train.csv that learn, since the step `begun_at`; 0 where there is none.
+
+    The first of them, in which the updates may have been compiled, does not count.
+    """
+    start = number(job.settings, "learning_starts", number(read_config(job.run_dir) or {}, "learning_starts"))
+    with contextlib.suppress(OSError), open(Path(job.run_dir, "train.csv"), newline="") as file:
+        rows = [row for row in csv.DictReader(file) if number(row, "global_step") > max(start, begun_at)]
+        return round(statistics.median([number(row, "charts/SPS") for row in rows[1:]] or [0.0]), 2)
+    return 0.0
+
+
+def put_aside(path: Path) -> None:
+    """Rename what an earlier call has left, so that it is not lost."""
+    if path.exists():
+        changed = datetime.datetime.fromtimestamp(path.stat().st_mtime).strftime("%Y-%m-%d-%H-%M-%S-%f")
+        path.replace(path.with_name(f"{path.stem}-of-{changed}{path.suffix}"))
 
 
 def write(options: Options, machine: dict, rows: list[dict], files: list[Path]) -> Path:
@@ -212,6 +237,7 @@ def write(options: Options, machine: dict, rows: list[dict], files: list[Path]) 
     temporary = path.with_suffix(".tmp")
     content = {"machine": machine, "options": asdict(options), "rows": rows, "files": texts}
     temporary.write_text(json.dumps(content, indent=2, default=str) + "\n")
+    put_aside(path)
     temporary.replace(path)
     return path
 
@@ -240,6 +266,8 @@ def run_command(options: Options) -> int:
         fail(f"{folder} cannot be made: {error.strerror}.")
     for stops in (signal.SIGINT, signal.SIGTERM):  # also where a shell has them ignored, which tests would inherit
         signal.signal(stops, note_signal)
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # ignored: by nohup
+        signal.signal(signal.SIGHUP, note_signal)
     machine = about(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     print(words(machine), flush=True)
     try:

@@ -76,10 +76,11 @@ def last_step(run_dir: str, name: str) -> int:
 
 
 def read_config(run_dir: str) -> dict | None:
-    """The arguments in a run directory's config.json, with script and script_sha256; None where there is no readable one."""
+    """The arguments in a run's config.json, with script, script_sha256 and device; None where there is no readable one."""
     try:
         config = json.loads((Path(run_dir) / "config.json").read_text())
-        return {**config["args"], "script": config["script"], "script_sha256": config.get("script_sha256", "")}
+        found = {name: str(config.get(name) or "") for name in ("script_sha256", "device")}
+        return {**config["args"], "script": config["script"], **found}
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -170,7 +171,8 @@ def run_programs(job: Job) -> int:
     # A run that was trained to its end is resumed too: it ends at once, with the checkpoint that is then evaluated.
     code = run_process(training_command(job, sys.executable), job)
     if code == 0:
-        code = run_process([sys.executable, job.script, "--evaluate", job.run_dir], job)
+        workers = ["--eval-workers", str(job.cpus)] if "eval_workers" in job.settings else []
+        code = run_process([sys.executable, job.script, "--evaluate", job.run_dir, *workers], job)
     if code == 0 and unmeasured(job.run_dir):
         code = run_process([sys.executable, job.value_bias, job.run_dir, "--workers", str(job.cpus)], job)
     return code

@@ -160,7 +160,8 @@ def settings_of(options: Options, for_all: dict[str, str], env_id: str, member: 
     settings["env_id"] = env_id
     settings["cuda"] = str(options.gpus_per_run > 0)
     if "eval_workers" in arguments:
-        settings.setdefault("eval_workers", str(max(1, options.cpus_per_run // 2)))
+        busy = 1 if options.gpus_per_run else math.ceil(options.cpus_per_run / 2)  # cores that training keeps busy
+        settings.setdefault("eval_workers", str(max(1, options.cpus_per_run - busy)))
     return settings
 
 
@@ -211,6 +212,19 @@ def make_jobs(options: Options, for_all: dict[str, str]) -> list[Job]:
     return jobs
 
 
+def check_device(job: Job, saved: dict) -> None:
+    """UserError where an unfinished run was trained on another kind of device than the grid wants: it cannot move."""
+    on_gpu = saved.get("cuda")
+    if on_gpu is None and saved["device"]:  # of a GPU the name alone, see device_name() in baseline_run.py
+        on_gpu = ", threads: " not in saved["device"]
+    wanted = job.settings["cuda"] == "True"
+    if on_gpu is not None and on_gpu != wanted:
+        raise UserError(
+            f"{job.run_dir} was made with cuda {on_gpu}, and this grid wants {wanted}: --gpus-per-run decides; "
+            "move it away or choose another --run-root."
+        )
+
+
 def check_existing(job: Job, for_all: dict[str, str]) -> None:
     """Raise UserError if the job's run directory is of other settings or another own script, or is something else.
 
@@ -226,14 +240,19 @@ def check_existing(job: Job, for_all: dict[str, str]) -> None:
         return
     if job.own and job.sha256 not in saved["script_sha256"]:
         raise UserError(f"{run_dir} was made with another {saved['script']}.py than {job.script}; {away}")
+    done = is_done(job)
+    if not done:
+        check_device(job, saved)
     for name, value in {**(expected(settings["exp_name"], settings["env_id"]) or {}), **settings}.items():
         other = name in saved and differs(saved[name], value)
         if name == "env_id" and other:  # to an id without a version a script adds the newest
             other = not re.fullmatch(rf"{re.escape(value)}-v\d+", saved[name])
-        if other and (name not in (*HARMLESS, "total_timesteps") or (name == "cuda" and saved["cuda"] is not None)):
+        if other and name not in (*HARMLESS, "total_timesteps"):
             raise UserError(f"{run_dir} was made with {name} {saved[name]}, and this grid wants {value}; {away}")
     kept = []
-    if not is_done(job):
+    if not done:
+        threads = saved["device"].partition(", threads: ")[2]
+        kept += [f"{threads} threads"] if threads and threads != str(job.cpus) else []
         kept += [name for name in for_all if name in HARMLESS and name in settings and differs(saved.get(name), settings[name])]
         if saved.get("total_timesteps", 0) > job.steps:
             job.steps = saved["total_timesteps"]

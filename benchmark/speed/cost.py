@@ -44,8 +44,11 @@ class Options:
     eval_cores: float = math.inf  # cores that evaluate a run beside its training on a GPU, which waits where they are too few
 
 
-def run_cost(env_id: str, member: Member) -> tuple[float, float, float]:
-    """Learned steps, core-seconds of training on a CPU, and core-seconds of evaluation and value bias of one run."""
+def run_cost(env_id: str, member: Member) -> tuple[float, float, float, float]:
+    """Learned steps on a GPU, and core-seconds of training on a CPU, of evaluation and of the value bias, of one run.
+
+    A baseline learns on a CPU alone: no speed of theirs on a GPU has been measured.
+    """
     step, evaluation, simulated = MEASURED[short_name(env_id)]
     settings = given(member.flags)
     for argument, points in RELATIVE.items():
@@ -56,9 +59,9 @@ def run_cost(env_id: str, member: Member) -> tuple[float, float, float]:
     policies = 1 if member.script == "vanilla_rac.py" or algorithm else POLICIES
     evaluations = learned / EVAL_FREQUENCY * evaluation * policies / POLICIES
     if algorithm:  # a baseline, which measures no value bias
-        return learned, learned * BASELINE_STEP[algorithm], evaluations
+        return 0.0, learned * BASELINE_STEP[algorithm], evaluations, 0.0
     bias = learned / BIAS_FREQUENCY * BIAS_STEPS * simulated
-    return learned, learned * step * CORES, evaluations + bias
+    return learned, learned * step * CORES, evaluations, bias
 
 
 def main() -> None:
@@ -74,9 +77,11 @@ def main() -> None:
         if name == "smoke":
             continue
         costs = [run_cost(env_id, member) for env_id in experiment.env_ids for member in members(name, env_id)]
-        gpu_seconds = sum(max(learned / rate, evaluation / options.eval_cores) for learned, _, evaluation in costs)
-        _, training, evaluation = (sum(column) for column in zip(*costs, strict=True))
-        seconds = (training + evaluation, gpu_seconds, evaluation)
+        on_gpu = [cost for cost in costs if cost[0]]
+        gpu_seconds = sum(max(learned / rate, playing / options.eval_cores) for learned, _, playing, _ in on_gpu)
+        gpu_seconds += sum(bias / options.eval_cores for *_, bias in on_gpu)  # measured when a run is trained
+        _, training, playing, bias = (sum(column) for column in zip(*costs, strict=True))
+        seconds = (training + playing + bias, gpu_seconds, playing + bias)
         hours = " | ".join(f"{options.seeds * value / 3600:,.0f}" for value in seconds)
         print(f"| `{name}` | {experiment.redraws} | {len(costs) * options.seeds} | {hours} |")
 

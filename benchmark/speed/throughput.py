@@ -7,16 +7,20 @@
     python benchmark/speed/throughput.py --cuda True --modes eager compile graph compile+graph --loop-steps 2000 --out FOLDER
 
 Timed are the updates alone (`Learner.update` on a replay of random numbers: sampling, the G critic updates, one actor and one
-temperature update), the whole loop (acting, simulator, storing, updates, with its share of evaluation in worker processes
-beside it, until both are done), and the loop's parts alone. All programs and the matrix floor take turns, block by block, so
-that a machine whose speed drifts does not favour one of them; ratios are medians over blocks that stood side by side. The
-floor is the updates' matrix products (FLOP from the shapes of the weights) at the best exact float32 rate of a batched
-product; a peer's ratio is to the first script's floor. Burn-in and compilation are not counted.
+temperature update), the whole loop (acting, simulator, storing, updates), and the loop's parts alone. On a CPU the evaluations
+that fall into a loop's steps are played in worker processes beside it, until both are done. A GPU is through with a block before
+the first episodes of an evaluation are, so there the loop is timed without; evaluation_cost.py says what evaluations need.
+
+All programs and the matrix floor take turns, block by block, so that a machine whose speed drifts does not favour one of them;
+ratios are medians over blocks that stood side by side. The floor is the updates' matrix products (FLOP from the shapes of the
+weights) at the best exact float32 rate of a batched product; a peer's ratio is to the first script's floor. Burn-in and
+compilation are not counted. SIGTERM and Ctrl-C end it with what has been measured by then.
 """
 
 import itertools
 import math
 import shlex
+import signal
 import statistics
 import subprocess
 import sys
@@ -49,7 +53,7 @@ class Options(Sizes):
     modes: tuple[Mode, ...] = ()  # default: compile, on a GPU compile+graph; +...: with all FEWER_KERNELS, or with one of them
     matmul_precision: tuple[Literal["auto", "highest", "high", "medium"], ...] = ("auto",)  # the scripts' --matmul-precision
     repeats: int = 5  # blocks of at least a second, of which the median is taken
-    loop_steps: int = 100  # environment steps of a block of the whole loop, with the evaluation of as many; 0: no whole loop
+    loop_steps: int = 100  # environment steps of a block of the whole loop; 0: no whole loop
     peer: Literal["none", "sbx"] = "none"  # also time SBX (JAX) SAC on the same work, in turn; see requirements-peer.txt
     peer_python: str = sys.executable  # the Python interpreter that has the peer's packages
     out: Path | None = None  # also write throughput.json, all that was measured, and throughput.csv into this folder
@@ -149,9 +153,9 @@ def measure(options: Options, programs: list, rates: list[float], pool) -> None:
         if options.loop_steps:
             turns += [(p, "loop", p.time_loop(options.loop_steps, pool)) for p in programs if isinstance(p, Program)]
         if repeat:  # the first round is burn-in
-            rates.append(rate)
             for program, what, seconds in turns:
                 program.blocks[what].append(seconds)
+            rates.append(rate)  # last: where this is interrupted, the round does not count
 
 
 def milliseconds(blocks: list[float]) -> str:
@@ -198,8 +202,13 @@ def report(programs: list, rates: list[float]) -> list[dict]:
     return rows
 
 
+def interrupt(number: int, frame) -> None:
+    raise KeyboardInterrupt(number)
+
+
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
+    signal.signal(signal.SIGTERM, interrupt)
     device, rates = options.device(), []
     modes = options.modes or (("compile+graph",) if device.type == "cuda" else ("compile",))
     if options.repeats < 1 or options.loop_steps < 0 or (device.type == "cpu" and any("graph" in mode for mode in modes)):
@@ -220,18 +229,31 @@ def main() -> None:
     machine, env, args = about(device), learners[0].env, learners[0].learner.args
     print(
         f"{options.env_id} ({env.obs_dim} observations, {env.action_dim} actions), UTD {options.utd}, N {options.num_critics}, "
-        f"batch {options.batch_size}, hidden {options.hidden_dim}, {args.eval_workers} evaluation workers\n"
-        f"{words(machine)}\n",
+        f"batch {options.batch_size}, hidden {options.hidden_dim}, "
+        + (f"{args.eval_workers} evaluation workers\n" if device.type == "cpu" else "without evaluation\n")
+        + f"{words(machine)}\n",
         flush=True,
     )
     programs = [*learners, Peer(options)] if options.peer == "sbx" else learners
-    with learners[0].module.Evaluator(args, list(range(args.eval_episodes))) as evaluator:
-        measure(options, programs, rates, evaluator.pool)
-    if options.loop_steps:
-        for program in learners:
-            program.measured["parts_seconds"] = program.time_parts(options.loop_steps)
+    whole = True
+    try:
+        if options.loop_steps and device.type == "cpu":
+            with learners[0].module.Evaluator(args, list(range(args.eval_episodes))) as evaluator:
+                measure(options, programs, rates, evaluator.pool)
+        else:
+            measure(options, programs, rates, pool=None)
+        if options.loop_steps:
+            for program in learners:
+                program.measured["parts_seconds"] = program.time_parts(options.loop_steps)
+    except KeyboardInterrupt as stop:
+        if not rates:
+            sys.exit(128 + (stop.args or (signal.SIGINT,))[0])
+        whole = False
+        for program in programs:
+            program.blocks = {what: blocks[: len(rates)] for what, blocks in program.blocks.items()}
+        print(f"stopped after {len(rates)} of {options.repeats} blocks", flush=True)
     rows = report(programs, rates)
-    if options.loop_steps:
+    if options.loop_steps and whole:
         print("\nwhere a step of the loop spends its time, ms, without evaluation")
         print(
             table(

@@ -189,16 +189,20 @@ def test_nothing_is_left_behind(monkeypatch, tmp_path):
     wait_until(lambda: not left.exists() or ") Z " in left.read_text(), 10)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_all_of_it(tmp_path, number):
-    """Also where SIGINT is ignored, as in the background of a shell: what there is is written, and nothing more is begun."""
+    """Also where SIGINT is ignored, as in the background of a shell: what there is is written, and nothing more is begun.
+
+    Not where SIGHUP is ignored, as by nohup.
+    """
     began = tmp_path / "began"
     test = f"import time\n\ndef test_waits():\n    open({str(began)!r}, 'w')\n    time.sleep(100)\n"
     (tmp_path / "test_waits.py").write_text(test)
     command = [sys.executable, str(ROOT / "benchmark/gpu.py"), "check", "--out", "out", "--", "--rootdir", str(tmp_path)]
     command += [str(tmp_path / "test_waits.py"), "-n", "0", "-m", "not cuda", "-p", "no:cacheprovider"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    ignore = f"import os, signal; signal.signal({number}, signal.SIG_IGN); os.execv({command[0]!r}, {command!r})"
+    before = signal.SIG_DFL if number == signal.SIGHUP else signal.SIG_IGN
+    ignore = f"import os, signal; signal.signal({number}, signal.{before.name}); os.execv({command[0]!r}, {command!r})"
     process = subprocess.Popen([sys.executable, "-c", ignore], cwd=tmp_path, env=environment(), **pipes)
     wait_until(lambda: began.exists() or process.poll() is not None)
     process.send_signal(number)
@@ -207,6 +211,57 @@ def test_a_signal_stops_all_of_it(tmp_path, number):
     assert out.splitlines()[-1] == "to send back: out/check.json"
     result = json.loads((tmp_path / "out/check.json").read_text())
     assert list(result["files"]) == ["out/check-gpu.log"]
+
+
+def test_what_an_earlier_call_has_left_is_renamed(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(ROOT / "benchmark")
+    import gpu
+
+    (tmp_path / "speed.json").write_text("first")
+    gpu.put_aside(tmp_path / "speed.json")
+    gpu.put_aside(tmp_path / "train.json")  # which is not there
+    (left,) = tmp_path.iterdir()
+    assert left.name.startswith("speed-of-20")
+    assert left.read_text() == "first"
+
+
+def test_speed_of_a_run_is_that_of_learning(monkeypatch, tmp_path):
+    """The median, without rows of before, of random steps, and that in which the updates were compiled."""
+    monkeypatch.syspath_prepend(ROOT / "benchmark")
+    import gpu
+
+    speeds = {100: 900, 300: 8, 400: 2, 500: 10, 600: 30, 700: 20}
+    rows = [f"{step},{speed}" for step, speed in speeds.items()]
+    (tmp_path / "train.csv").write_text("\n".join(["global_step,charts/SPS", *rows, ""]))
+    job = gpu.Job("run", str(tmp_path), "", [], {"learning_starts": "200"}, 1, 1)
+    assert gpu.learning_speed(job, begun_at=0) == 15
+    assert gpu.learning_speed(job, begun_at=500) == 20
+    assert gpu.learning_speed(job, begun_at=700) == 0
+
+
+def test_an_interrupted_measurement_is_reported(monkeypatch, tmp_path, capsys):
+    """Of the rounds that were measured whole; without one nothing is."""
+    monkeypatch.syspath_prepend(ROOT / "benchmark/speed")
+    import throughput
+
+    def interrupted(learner, steps, time_block=throughput.time_block):
+        calls.append(steps)
+        if len(calls) > most:
+            throughput.interrupt(signal.SIGTERM, None)
+        return time_block(learner, steps)
+
+    monkeypatch.setattr(throughput, "time_block", interrupted)
+    arguments = [*SIZES[:-1], "3", "--loop-steps", "0", "--modes", "eager", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["throughput.py", *arguments])
+    calls, most = [], 4  # the first update, two more for the size of a block, burn-in, and one round
+    throughput.main()
+    (row,) = json.loads((tmp_path / "throughput.json").read_text())["rows"]
+    assert len(row["update_seconds"]) == 1
+    assert "stopped after 1 of 3 blocks" in capsys.readouterr().out
+    calls, most = [], 3
+    with pytest.raises(SystemExit) as ended:
+        throughput.main()
+    assert ended.value.code == 128 + signal.SIGTERM
 
 
 def test_a_mode_that_does_not_work_is_left_out(monkeypatch, tmp_path):
@@ -234,16 +289,17 @@ def test_a_mode_that_does_not_work_is_left_out(monkeypatch, tmp_path):
 
 
 def test_cost_is_capped_by_evaluation():
-    """Two cores evaluate 39 steps of Ant-v4 a second, whatever the GPU's rate."""
+    """Two cores evaluate 39 steps of Ant-v4 a second, whatever the GPU's rate. Baselines are not counted on a GPU."""
 
-    def hours(*arguments):
+    def hours(*arguments, name="variants"):
         command = [sys.executable, str(ROOT / "benchmark/speed/cost.py"), *arguments]
         out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        (row,) = [line for line in out.splitlines() if line.startswith("| `variants`")]
+        (row,) = [line for line in out.splitlines() if line.startswith(f"| `{name}`")]
         return int(row.split("|")[5].replace(",", ""))
 
     learned = 3 * 295_000 + 995_000
     assert hours("--seeds", "1", "--gpu-steps-per-second", "100") == round(3 * learned / 100 / 3600)
+    assert hours("--seeds", "1", "--gpu-steps-per-second", "100", name="main") == round(5 * learned / 100 / 3600)
     capped = hours("--seeds", "1", "--eval-cores", "2", "--gpu-steps-per-second", "1000")
     families = 2 * (995_000 / 23.337 + 295_000 / 38.986 + 295_000 * 36.9e-3 / 2 + 295_000 * 26e-3 / 2)
     assert capped > families / 3600  # bias is evaluated too, and Vanilla RAC has one policy

@@ -252,6 +252,45 @@ def test_an_id_without_a_version_goes_on_with_its_run(tmp_path, call):
         assert (f"with env_id {env_id}" in call(tmp_path, *arguments, code=code)[1]) == bool(code)
 
 
+def test_evaluation_workers(tmp_path, call):
+    """Half of a run's cores, or with a GPU all but one; at least one."""
+    for flags, workers in ((("1",), 1), (("4",), 2), (("4", "--gpus-per-run", "0.25"), 3), (("1", "--gpus-per-run", "1"), 1)):
+        out, _ = call(tmp_path, "--experiment", "main", "--seeds", "1", "--dry-run", "--cpus-per-run", *flags)
+        assert f"--eval-workers {workers}\n" in out or f"--eval-workers {workers} " in out
+        assert out.count("--eval-workers") == out.count(f"--eval-workers {workers}") > 0
+
+
+def test_a_run_stays_on_its_device(tmp_path, call):
+    """And on its threads, which are named where the grid has others; a finished run may be of any."""
+    run_dir = tmp_path / "runs" / NAME.format(1)
+    run_dir.mkdir(parents=True)
+    for device, gpus, cpus, sentence in (
+        ("x86_64, threads: 1", "1", "1", "was made with cuda False, and this grid wants True"),
+        ("NVIDIA H200", "0", "1", "was made with cuda True, and this grid wants False"),
+        ("NVIDIA H200", "0.5", "4", ""),
+        ("x86_64, threads: 1", "0", "4", "keeps the 1 threads that it began with"),
+        ("x86_64, threads: 4", "0", "4", ""),
+    ):
+        config = {"script": "rac_sac", "args": {"cuda": None}, "device": device}
+        (run_dir / "config.json").write_text(json.dumps(config))
+        arguments = (*ONE, "--seeds", "1", "--dry-run", "--gpus-per-run", gpus, "--cpus-per-run", cpus)
+        _, err = call(tmp_path, *arguments, code=2 if "cuda" in sentence else 0)
+        assert sentence in err and bool(err) == bool(sentence)
+    for name in ("eval.csv", "evaluate.csv"):
+        (run_dir / name).write_text("global_step\n500\n")
+    (run_dir / "config.json").write_text(json.dumps({"script": "rac_sac", "args": {"cuda": True}, "device": "NVIDIA H200"}))
+    assert call(tmp_path, *ONE, "--seeds", "1", "--dry-run") == ("# finished\n", "")
+
+
+def test_evaluation_keeps_to_the_cores_of_its_run(tmp_path, monkeypatch):
+    commands = []
+    monkeypatch.setattr(job, "run_process", lambda command, job: commands.append(command) or 0)
+    for settings in ({"eval_workers": "1"}, {}):
+        job.run_programs(job.Job("run", str(tmp_path), "my_rac.py", [], settings, steps=1, cpus=3))
+    evaluations = [command[2:] for command in commands if "--evaluate" in command]
+    assert evaluations == [["--evaluate", str(tmp_path), "--eval-workers", "3"], ["--evaluate", str(tmp_path)]]
+
+
 def test_a_run_without_snapshots_is_named(tmp_path, call):
     """Also where it is finished: nothing is left to measure its value bias from."""
     run_dir = tmp_path / "runs" / NAME.format(1)

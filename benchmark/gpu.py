@@ -111,6 +111,7 @@ def check(options: Options, end: float) -> tuple[list[dict], list[Path], bool]:
         found = options.out / f"{name}.xml"
         found.unlink(missing_ok=True)
         logs.append(options.out / f"check-{name}.log")
+        put_aside(logs[-1])
         command = [sys.executable, "-m", "pytest", "-m", selection, f"--junitxml={found.resolve()}", *options.more]
         (code,) = run_all([command], logs[-1:], end, signal.SIGINT)  # on which it writes what it has
         cases = list(ElementTree.parse(found).iter("testcase")) if found.exists() else []

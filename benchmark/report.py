@@ -63,8 +63,9 @@ def build(options: Options, groups: list[Group], said: Warnings) -> Document:
     # Values of a sweep other than the default are in its panel only, unless another algorithm has the same value; whatever is in
     # no panel is in the main comparison.
     in_panels = {group.key for sweep, members in sweeps.items() for group in members if group.deviations(SWEEPS[sweep].base)}
-    compared = [parts_of(group.exp_name)[1] for group in groups if group.key not in in_panels]
-    in_panels -= {group.key for group in groups if (changed := parts_of(group.exp_name)[1]) and changed in compared}
+    changed = {group.key: parts_of(group.exp_name)[1] for group in groups}
+    compared = [changed[group.key] for group in groups if group.key not in in_panels]
+    in_panels = {key for key in in_panels if not changed[key] or changed[key] not in compared}
     main = [group for group in groups if group.key not in in_panels]
     table1, table2 = paper_tables()
     scores, score_steps = score_matrices(main, table1, said)

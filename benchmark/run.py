@@ -215,7 +215,7 @@ def make_jobs(options: Options, for_all: dict[str, str]) -> list[Job]:
 def check_device(job: Job, saved: dict) -> None:
     """UserError where an unfinished run was trained on another kind of device than the grid wants: it cannot move."""
     on_gpu = saved.get("cuda")
-    if on_gpu is None and saved["device"]:  # of a GPU the name alone, see device_name() in baseline_run.py
+    if on_gpu is None and saved["device"]:  # a CPU with its threads, or a GPU's name alone
         on_gpu = ", threads: " not in saved["device"]
     wanted = job.settings["cuda"] == "True"
     if on_gpu is not None and on_gpu != wanted:

@@ -6,7 +6,7 @@ import textwrap
 import matplotlib
 import numpy as np
 
-from .groups import Group
+from .groups import Group, by_label
 from .scores import curve, family_frame
 
 matplotlib.use("Agg")
@@ -43,11 +43,12 @@ def in_legend(label: str) -> str:
 
 def seeds_of(groups: list[Group]) -> dict[str, str]:
     """Label -> "1 seed", "5 seeds", or "3 to 5 seeds" where environments differ."""
-    found = {}
-    for group in groups:
-        found.setdefault(group.label, set()).add(len(group.runs))
-    counts = {label: " to ".join(map(str, sorted({min(numbers), max(numbers)}))) for label, numbers in found.items()}
-    return {label: f"{count} seed{'' if count == '1' else 's'}" for label, count in counts.items()}
+    words = {}
+    for label, same in by_label(groups).items():
+        counts = [len(group.runs) for group in same]
+        fewest, most = min(counts), max(counts)
+        words[label] = f"{fewest} to {most} seeds" if fewest < most else f"{most} seed{'' if most == 1 else 's'}"
+    return words
 
 
 def panels(env_ids: list[str], ylabel: str):

@@ -12,7 +12,7 @@ from identity import deviations, expected, label, parts_of
 from .runs import Run, Warnings
 
 VERSION = "script_sha256"  # what tells versions of a script apart, beside the settings
-BY_ENVIRONMENT = {"buffer_size", "target_entropy", "beta", "eval_beta_max", "eval_k_max", VERSION}  # filled in by scripts
+BY_ENVIRONMENT = {"buffer_size", "target_entropy", "beta", "eval_beta_max", "eval_k_max"}  # which scripts fill in
 
 
 @dataclass
@@ -209,7 +209,7 @@ def warn_of_other_settings_elsewhere(groups: list[Group], warnings: Warnings) ->
         if any(expected(group.exp_name, group.env_id) for group in same):
             continue  # what its settings are in each environment is known
         settings = [json.loads(group.settings) for group in same]
-        keys = sorted(set().union(*settings) - BY_ENVIRONMENT)
+        keys = sorted(set().union(*settings) - BY_ENVIRONMENT - {VERSION})
         differing = [key for key in keys if len({json.dumps(args.get(key)) for args in settings}) > 1]
         if differing:
             values = "; ".join(

@@ -206,6 +206,31 @@ def interrupt(number: int, frame) -> None:
     raise KeyboardInterrupt(number)
 
 
+def measure_all(options: Options, programs: list, learners: list[Program], rates: list[float]) -> bool:
+    """measure() and the loop's parts; False where a signal has ended it, after which only whole rounds are left.
+
+    Ends the program where there is no whole round.
+    """
+    module, args = learners[0].module, learners[0].learner.args
+    try:
+        if options.loop_steps and options.device().type == "cpu":
+            with module.Evaluator(args, list(range(args.eval_episodes))) as evaluator:
+                measure(options, programs, rates, evaluator.pool)
+        else:
+            measure(options, programs, rates, pool=None)
+        if options.loop_steps:
+            for program in learners:
+                program.measured["parts_seconds"] = program.time_parts(options.loop_steps)
+    except KeyboardInterrupt as stop:
+        if not rates:
+            sys.exit(128 + (stop.args or (signal.SIGINT,))[0])
+        for program in programs:
+            program.blocks = {what: blocks[: len(rates)] for what, blocks in program.blocks.items()}
+        print(f"stopped after {len(rates)} of {options.repeats} blocks", flush=True)
+        return False
+    return True
+
+
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
     signal.signal(signal.SIGTERM, interrupt)
@@ -227,31 +252,15 @@ def main() -> None:
     if not learners:
         fail("no mode works here.")
     machine, env, args = about(device), learners[0].env, learners[0].learner.args
+    evaluation = f"{args.eval_workers} evaluation workers" if device.type == "cpu" else "without evaluation"
     print(
         f"{options.env_id} ({env.obs_dim} observations, {env.action_dim} actions), UTD {options.utd}, N {options.num_critics}, "
-        f"batch {options.batch_size}, hidden {options.hidden_dim}, "
-        + (f"{args.eval_workers} evaluation workers\n" if device.type == "cpu" else "without evaluation\n")
-        + f"{words(machine)}\n",
+        f"batch {options.batch_size}, hidden {options.hidden_dim}, {evaluation}\n"
+        f"{words(machine)}\n",
         flush=True,
     )
     programs = [*learners, Peer(options)] if options.peer == "sbx" else learners
-    whole = True
-    try:
-        if options.loop_steps and device.type == "cpu":
-            with learners[0].module.Evaluator(args, list(range(args.eval_episodes))) as evaluator:
-                measure(options, programs, rates, evaluator.pool)
-        else:
-            measure(options, programs, rates, pool=None)
-        if options.loop_steps:
-            for program in learners:
-                program.measured["parts_seconds"] = program.time_parts(options.loop_steps)
-    except KeyboardInterrupt as stop:
-        if not rates:
-            sys.exit(128 + (stop.args or (signal.SIGINT,))[0])
-        whole = False
-        for program in programs:
-            program.blocks = {what: blocks[: len(rates)] for what, blocks in program.blocks.items()}
-        print(f"stopped after {len(rates)} of {options.repeats} blocks", flush=True)
+    whole = measure_all(options, programs, learners, rates)
     rows = report(programs, rates)
     if options.loop_steps and whole:
         print("\nwhere a step of the loop spends its time, ms, without evaluation")

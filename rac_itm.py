@@ -2179,8 +2179,11 @@ def load_policy(path: str | Path) -> Policy:
     return Policy(path)
 
 
-def start_tracking(args: Args, run_dir: Path):
-    """A Weights & Biases run that a resumed run continues, offline where there is no key or no network; None if it fails."""
+def start_tracking(args: Args, run_dir: Path, sources: tuple = (__file__,)):
+    """A Weights & Biases run that a resumed run continues, offline where there is no key or no network; None if it fails.
+
+    sources: the files that it shows as the run's code.
+    """
     os.environ.setdefault("WANDB_SILENT", "true")
     identity = run_dir / "wandb_id"
     if not identity.exists():
@@ -2203,7 +2206,9 @@ def start_tracking(args: Args, run_dir: Path):
         run.define_metric("global_step")
         run.define_metric("*", step_metric="global_step")  # evaluations come later than their step
         with tempfile.TemporaryDirectory() as folder:  # log_code would search all that lies below and beside the script
-            run.log_code(Path(shutil.copy(__file__, folder)).parent)
+            for source in sources:
+                shutil.copy(source, folder)
+            run.log_code(folder)
     except Exception as error:  # a wrong project name, a service that does not start: not worth losing the run
         tell(f"Weights & Biases does not start, and the run goes on without it: {first_line(error)}")
         return None

@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 if sys.platform == "linux" and not os.environ.get("DISPLAY"):
     os.environ.setdefault("MUJOCO_GL", "egl")
@@ -40,8 +40,17 @@ class Options:
     quality: int = 60  # of WebP, 0 to 100
 
 
-def play(env: gym.Env, policy, beta: float, options: Options) -> tuple[list[np.ndarray], list[float], bool]:
-    """Pictures and the return so far, both at `frames_per_second`, and whether the episode terminated."""
+class Episode(NamedTuple):
+    """What one beta has played."""
+
+    frames: list[np.ndarray]  # at `frames_per_second`
+    returns: list[float]  # so far, at each of them
+    terminated: bool
+    truncated: bool
+
+
+def play(env: gym.Env, policy, beta: float, options: Options) -> Episode:
+    """The episode from its beginning, at most `seconds` of it."""
     obs, _ = env.reset(seed=options.seed)
     frames, returns = [env.render()], [0.0]
     total, steps, terminated, truncated = 0.0, 0, False, False
@@ -55,7 +64,7 @@ def play(env: gym.Env, policy, beta: float, options: Options) -> tuple[list[np.n
         for _ in range(max(missing, int(terminated))):  # the last picture shows the fall
             frames.append(env.render())
             returns.append(total)
-    return frames, returns, terminated
+    return Episode(frames, returns, terminated, truncated)
 
 
 def labelled(frame: np.ndarray, lines: tuple[str, str], brightness: float) -> Image.Image:
@@ -67,17 +76,19 @@ def labelled(frame: np.ndarray, lines: tuple[str, str], brightness: float) -> Im
     return picture
 
 
-def animation(episodes: list, betas: list[float]) -> list[Image.Image]:
-    """The episodes beside each other, each standing still in grey once it has ended."""
-    count = max(len(frames) for frames, *_ in episodes)
+def animation(episodes: list[Episode], betas: list[float]) -> list[Image.Image]:
+    """The episodes beside each other, each standing still once it has ended: in grey by a fall, else by the time limit."""
+    count = max(len(episode.frames) for episode in episodes)
     pictures = []
     for number in range(count):
         beside = []
-        for beta, (frames, returns, terminated) in zip(betas, episodes, strict=True):
-            place = min(number, len(frames) - 1)
-            fell = terminated and place == len(frames) - 1
-            lines = (f"beta {beta:.2g}", f"return {returns[place]:,.0f}{', fell' if fell else ''}")
-            beside.append(np.asarray(labelled(frames[place], lines, GREY_OF_ONE_THAT_FELL if fell else 1.0)))
+        for beta, episode in zip(betas, episodes, strict=True):
+            place = min(number, len(episode.frames) - 1)
+            over = place == len(episode.frames) - 1
+            fell = over and episode.terminated
+            said = ", fell" if fell else ", time limit" if over and episode.truncated else ""
+            lines = (f"beta {beta:.2g}", f"return {episode.returns[place]:,.0f}{said}")
+            beside.append(np.asarray(labelled(episode.frames[place], lines, GREY_OF_ONE_THAT_FELL if fell else 1.0)))
         pictures.append(Image.fromarray(np.concatenate(beside, 1)))
     return pictures
 
@@ -113,9 +124,10 @@ def main() -> None:
     still = options.out.with_suffix(".png")
     pictures[len(pictures) // 2].save(still, optimize=True)
     print(f"wrote {options.out} ({options.out.stat().st_size / 1e6:.2f} MB, {len(pictures)} frames) and {still}")
-    for beta, (frames, returns, terminated) in zip(betas, episodes, strict=True):
-        ended = "terminated" if terminated else "shown"
-        print(f"beta {beta:.3g}: return {returns[-1]:.0f}, {ended} after {len(frames) / options.frames_per_second:.1f} s")
+    for beta, episode in zip(betas, episodes, strict=True):
+        ended = "terminated" if episode.terminated else "time limit" if episode.truncated else "shown"
+        seconds = len(episode.frames) / options.frames_per_second
+        print(f"beta {beta:.3g}: return {episode.returns[-1]:.0f}, {ended} after {seconds:.1f} s")
 
 
 if __name__ == "__main__":

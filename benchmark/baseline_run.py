@@ -1,6 +1,7 @@
 """A run of baselines.py: its directory, held by one process, with checkpoint, logs, evaluation, progress bar and tracking."""
 
 import contextlib
+import copy
 import dataclasses
 import hashlib
 import importlib.metadata
@@ -11,6 +12,7 @@ import platform
 import shlex
 import sys
 import time
+import zipfile
 from collections import defaultdict
 from pathlib import Path
 
@@ -20,29 +22,33 @@ from stable_baselines3.common.callbacks import BaseCallback
 from tqdm import tqdm
 
 import rac_sac
-from rac_sac import FlatEnv, TrainingError, UserError, append_row, first_line, seeds_for, tell, write_whole
+from rac_sac import FlatEnv, NonFinite, TrainingError, UserError, append_row, first_line, seeds_for, tell, write_whole
 
-PROGRAM = Path(__file__).with_name("baselines.py")
+PROGRAM = Path(__file__).resolve().with_name("baselines.py")
 SOURCES = (PROGRAM, Path(__file__), Path(__file__).with_name("mbpo.py"))
 LOSSES = {"critic_loss": "qf_loss", "actor_loss": "actor_loss", "ent_coef": "alpha", "ent_coef_loss": "alpha_loss"}
 REPLAY = ("observations", "actions", "rewards", "dones", "timeouts", "next_observations")
 
 
-def command(option: str, run_dir: Path) -> str:
-    """What a user types to resume or evaluate a run."""
-    return shlex.join(["python", os.path.relpath(PROGRAM), f"--{option}", str(run_dir)])
+def command(option: str, run_dir: Path, folder: Path) -> str:
+    """What a user types in `folder` to resume or evaluate a run."""
+    return shlex.join(["python", os.path.relpath(PROGRAM, folder), f"--{option}", str(run_dir)])
 
 
 def load_file(path: Path, arguments) -> dict:
     """A checkpoint with `args` as that class; UserError if it is missing, damaged or another script's."""
+    damaged = UserError(f"{path} is damaged or not a file of {PROGRAM.name}.")
     try:
+        with zipfile.ZipFile(path) as archive:
+            if archive.testzip() is not None:  # torch.load does not look at the checksums
+                raise damaged
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         if content["script"] == PROGRAM.stem:
             return {**content, "args": arguments(**content["args"])}
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{path} does not exist; give the directory of a run.") from None
     except Exception:
-        raise UserError(f"{path} is damaged or not a file of {PROGRAM.name}.") from None
+        raise damaged from None
     raise UserError(f"{path} is a file of {content['script']}.py; {PROGRAM.name} goes on with its own runs only.")
 
 
@@ -50,7 +56,8 @@ def restore(model, content: dict) -> None:
     """Take over networks, optimisers, counters and replay of a checkpoint."""
     model.num_timesteps = content["step"]
     model._n_updates = content["updates"]
-    model.set_parameters(content["parameters"], device=model.device)
+    # A copy, or Adam's moments would stay in the file, which the next checkpoint replaces.
+    model.set_parameters(copy.deepcopy(content["parameters"]), device=model.device)
     if content["log_ent_coef"] is not None:
         model.log_ent_coef.data.copy_(content["log_ent_coef"])
     replay = model.replay_buffer
@@ -62,14 +69,31 @@ def restore(model, content: dict) -> None:
 
 
 def play_returns(model, envs: list[FlatEnv], seeds: list[int]) -> np.ndarray:
-    """Undiscounted returns (E,) of one deterministic episode from each seed, all E in step."""
-    obs = np.stack([env.reset(seed=seed)[0] for env, seed in zip(envs, seeds, strict=True)])
+    """Undiscounted returns (E,) of one deterministic episode from each seed, all E in step.
+
+    An episode with a non-finite number ends there, and a line says so.
+    """
+    obs = np.zeros((len(envs), *envs[0].observation_space.shape), np.float32)
     returns = np.zeros(len(envs))
     running = np.ones(len(envs), bool)
+
+    def cut_short(i: int, fault: NonFinite) -> None:
+        running[i] = False
+        tell(f"evaluation, episode {i + 1}: {fault}; the episode counts as far as it went")
+
+    for i, seed in enumerate(seeds):
+        try:
+            obs[i], _ = envs[i].reset(seed=seed)
+        except NonFinite as fault:
+            cut_short(i, fault)
     while running.any():
         actions, _ = model.predict(obs, deterministic=True)
         for i in np.flatnonzero(running):
-            obs[i], reward, terminated, truncated, _ = envs[i].step(actions[i])
+            try:
+                obs[i], reward, terminated, truncated, _ = envs[i].step(actions[i])
+            except NonFinite as fault:
+                cut_short(i, fault)
+                continue
             returns[i] += reward
             running[i] = not (terminated or truncated)
     return returns
@@ -105,11 +129,17 @@ class State:
 
 
 class Run:
-    """A run as a context, in a directory that this process holds."""
+    """A run as a context, in a directory that this process holds.
 
-    def __init__(self, args, run_dir: Path, model, envs: list, stopped_by):
+    folder: where the process was started; shown: the run directory, as the user gave it.
+    """
+
+    def __init__(self, args, folder: Path, shown: Path, model, envs: list, stopped_by):
         self.args = args
-        self.dir = run_dir
+        self.dir = folder / shown
+        self.shown = shown
+        self.resume_command = command("resume", shown, folder)
+        self.evaluate_command = command("evaluate", shown, folder)
         self.model = model
         self.envs = envs  # that are evaluated in
         self.stopped_by = stopped_by
@@ -133,7 +163,7 @@ class Run:
 
     def __enter__(self):
         self.write_config()
-        self.tracker = rac_sac.start_tracking(self.args, self.dir) if self.args.track else None
+        self.tracker = rac_sac.start_tracking(self.args, self.dir, SOURCES) if self.args.track else None
         self.bar = tqdm(
             total=self.args.total_timesteps,
             initial=self.step,
@@ -283,7 +313,7 @@ class Run:
         with contextlib.suppress(Exception):
             if self.tracker:  # 255 is wandb's own exit code of an interrupted run
                 self.tracker.finish(exit_code=1 if error else 0 if self.step == self.args.total_timesteps else 255)
-        left = f"the last checkpoint is of step {self.saved_step}; go on with: {command('resume', self.dir)}"
+        left = f"the last checkpoint is of step {self.saved_step}; go on with: {self.resume_command}"
         if isinstance(error, TrainingError | torch.OutOfMemoryError):
             raise TrainingError(f"stopped at step {self.step}: {first_line(error)}; {left}") from None
         if isinstance(error, Exception):

@@ -2,9 +2,10 @@
 
     python benchmark/baselines.py --algorithm tqc --env-id Hopper-v4
 
-Run directory, evaluation (the same steps, the same initial states) and command line are those of rac_sac.py; there is one policy
-and no beta. benchmark/README.md has the hyperparameters and their sources. Resuming goes on from networks, optimisers and replay
-with a new episode and new random numbers: it is not bit for bit what an uninterrupted run would have been.
+Evaluation (the same steps, the same initial states) is that of rac_sac.py, and the command line a part of its. There is one
+policy, no beta; only the last one is kept, in the checkpoint. benchmark/README.md has the hyperparameters and their sources.
+Resuming goes on from networks, optimisers and replay with a new episode and new random numbers: it is not bit for bit what an
+uninterrupted run would have been.
 """
 
 import dataclasses
@@ -21,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 import torch
 import tyro
-from experiments import STEPS, UTD, of_environment, short_name
+from experiments import STEPS, UTD, name_in_gymnasium, of_environment
 from gymnasium.spaces import Box
 from gymnasium.wrappers import TransformObservation
 from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
@@ -30,7 +31,7 @@ from rac_sac import FlatEnv, TrainingError, UserError, catch_signals, hold, leav
 
 try:
     import mbpo
-    from baseline_run import Run, command, load_file, play_returns
+    from baseline_run import Run, load_file, play_returns
     from sb3_contrib import TQC
     from stable_baselines3 import SAC, TD3
     from stable_baselines3.common.logger import Logger
@@ -64,7 +65,7 @@ class Args:
     learning_starts: NonNegativeInt = 5000  # environment steps with uniformly random actions before learning starts
     buffer_size: PositiveInt = 1_000_000  # replay capacity
     batch_size: PositiveInt = 256  # the batch size sampled from the replay
-    utd: PositiveInt | None = None  # gradient steps per environment step; by default 20 for tqc20 and mbpo, 1 for others
+    utd: PositiveInt | None = None  # gradient steps per environment step; default 1; tqc20 20, mbpo 20 (HalfCheetah 40)
     hidden_dim: PositiveInt = 256  # width of the hidden layers; TQC's critics are twice as wide
     termination: str | None = None  # mbpo: when episodes of its model end, by an environment of its table, or never
     eval_frequency: PositiveInt = 1000  # environment steps between evaluations
@@ -88,7 +89,9 @@ def check_args(args: Args) -> Args:
     if args.run_name is not None and not (Path(args.run_name).name == args.run_name != ".." and len(args.run_name) <= 200):
         raise UserError(f"run_name is {args.run_name!r}; it must be a plain folder name of at most 200 characters.")
     if args.algorithm == "mbpo":
-        args.termination = args.termination or short_name(args.env_id)
+        if args.learning_starts < mbpo.FEWEST:
+            raise UserError(f"learning_starts is {args.learning_starts}; for mbpo it must be at least {mbpo.FEWEST}.")
+        args.termination = args.termination or name_in_gymnasium(args.env_id) or args.env_id
         if args.termination not in mbpo.TERMINATIONS:
             known = ", ".join(mbpo.TERMINATIONS)
             raise UserError(f"termination is {args.termination}; mbpo must know when an episode ends: give one of {known}.")
@@ -97,10 +100,15 @@ def check_args(args: Args) -> Args:
     return args
 
 
+def setting_of(table: dict, env_id: str):
+    """A setting of an algorithm's authors in an environment of Gymnasium's; table[""] for all others, whatever their name."""
+    return table.get(name_in_gymnasium(env_id), table[""])
+
+
 def make_env(args: Args):
-    """The environment with the observations that the algorithm sees: of Humanoid, MBPO's model has the first 45 numbers."""
+    """The environment with the observations that the algorithm sees: MBPO's model has the first 45 of Humanoid, 27 of Ant."""
     env = FlatEnv(args.env_id)
-    seen = of_environment(mbpo.SETTINGS, args.env_id).obs_dim
+    seen = setting_of(mbpo.SETTINGS, args.env_id).obs_dim
     if args.algorithm == "mbpo" and seen:
         env = TransformObservation(env, lambda obs: obs[:seen], Box(-np.inf, np.inf, (seen,), np.float32))
     return env
@@ -122,10 +130,10 @@ def make_model(args: Args, env, step: int = 0):
         algorithm = TQC
         widths = {"pi": [args.hidden_dim] * 2, "qf": [2 * args.hidden_dim] * 3}
         networks = {"net_arch": widths, "n_critics": 5, "n_quantiles": 25}
-        own = {"top_quantiles_to_drop_per_net": of_environment(QUANTILES_TO_DROP, args.env_id)}
+        own = {"top_quantiles_to_drop_per_net": setting_of(QUANTILES_TO_DROP, args.env_id)}
     elif args.algorithm == "mbpo":
         algorithm = mbpo.MBPO
-        own = {"settings": of_environment(mbpo.SETTINGS, args.env_id), "terminated": mbpo.TERMINATIONS[args.termination]}
+        own = {"settings": setting_of(mbpo.SETTINGS, args.env_id), "terminated": mbpo.TERMINATIONS[args.termination]}
     device = "cuda" if args.cuda is not False and torch.cuda.is_available() else "cpu"
     model = algorithm(
         "MlpPolicy",
@@ -152,23 +160,24 @@ def train(args: Args, stopped_by: list[int] | tuple = ()) -> Run:
     Raises UserError for arguments or files that cannot be used, TrainingError when training cannot go on.
     """
     saved = {}
-    run_dir = Path(args.resume or "")
+    folder = Path.cwd()  # an environment may change the current one
+    shown = Path(args.resume or "")
     if args.resume is None:
         args = check_args(args)
         env = FlatEnv(args.env_id)  # a missing environment leaves no folder behind
         args.env_id = env.full_id
         env.close()
         name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}".replace("/", "_").replace(":", "_")
-        run_dir = Path(args.run_root, args.run_name or name)
+        shown = Path(args.run_root, args.run_name or name)
     else:
-        load_file(run_dir / "checkpoint.pt", Args)  # what is no run is said before it is held
-    with hold(run_dir, new=args.resume is None):
+        load_file(shown / "checkpoint.pt", Args)  # what is no run is said before it is held
+    with hold(folder / shown, new=args.resume is None, shown=str(shown)):
         if args.resume is not None:
-            saved = load_file(run_dir / "checkpoint.pt", Args)
+            saved = load_file(shown / "checkpoint.pt", Args)
             args = check_args(resumed(args, saved["args"], Args()))
         model = make_model(args, make_env(args), saved.get("step", 0))
         envs = [make_env(args) for _ in range(args.eval_episodes)]
-        run = Run(args, run_dir, model, envs, stopped_by)
+        run = Run(args, folder, shown, model, envs, stopped_by)
         if saved:
             run.take_over(saved)
         saved.clear()  # lets go of the file, which the next checkpoint replaces
@@ -179,6 +188,7 @@ def train(args: Args, stopped_by: list[int] | tuple = ()) -> Run:
 
 def evaluate_run(args: Args, saved: dict) -> None:
     """Print return +- std of a run's policy on fresh episodes, and write it into evaluate.csv."""
+    run_dir = Path(args.evaluate).absolute()  # an environment may change the current directory
     args = check_args(dataclasses.replace(args, cuda=False))  # a small policy: a GPU is left to those that train
     envs = [make_env(args) for _ in range(args.eval_episodes)]
     model = make_model(args, envs[0])
@@ -186,7 +196,7 @@ def evaluate_run(args: Args, saved: dict) -> None:
     returns = play_returns(model, envs, seeds_for(args.seed, 1, 0, args.eval_episodes))
     step, mean, std = saved["step"], returns.mean(), returns.std()
     text = f"global_step,return,return_std,best_in_training\n{step},{mean},{std},1\n"
-    write_whole(Path(args.evaluate, "evaluate.csv"), lambda file: file.write(text.encode()))
+    write_whole(run_dir / "evaluate.csv", lambda file: file.write(text.encode()))
     print(f"{args.env_id}, step {step}, {args.eval_episodes} fresh episodes: return {mean:.1f} ± {std:.1f}")
 
 
@@ -203,12 +213,12 @@ def run_command_line() -> int:
     stopped_by = catch_signals()
     run = train(args, stopped_by)
     if run.step < run.args.total_timesteps:
-        tell(f"stopped at step {run.step}; go on with: {command('resume', run.dir)}")
+        tell(f"stopped at step {run.step}; go on with: {run.resume_command}")
         return 128 + stopped_by[0]
-    print(f"finished: {run.dir}, {run.step} steps")
+    print(f"finished: {run.shown}, {run.step} steps")
     for title, result in (("last", run.state.last), ("best", run.state.best)):
         print(f"{title} evaluation: return {result['best_return']:.1f} ± {result['best_return_std']:.1f}, step {result['step']}")
-    print(f"evaluate it on fresh episodes: {command('evaluate', run.dir)}")
+    print(f"evaluate it on fresh episodes: {run.evaluate_command}")
     return 0
 
 

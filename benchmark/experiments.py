@@ -149,6 +149,11 @@ def short_name(env_id: str) -> str:
     return env_id.split("/")[-1].split(":")[-1].rsplit("-v", 1)[0]
 
 
+def name_in_gymnasium(env_id: str) -> str | None:
+    """Hopper of Hopper-v4 and Hopper-v5; None of an id with a module or namespace, whose Hopper is another one."""
+    return None if {":", "/"} & set(env_id) else short_name(env_id)
+
+
 def of_environment(value, env_id: str):
     """A default that may be a dict by environment, with "" for all others."""
     return value.get(short_name(env_id), value[""]) if isinstance(value, dict) else value

@@ -21,6 +21,7 @@ ELITES = 5  # the networks with the lowest held-out error: rollouts use these
 DECAYS = (2.5e-5, 5e-5, 7.5e-5, 7.5e-5, 1e-4)  # weight decay by layer
 HELD_OUT = 0.2  # of the real transitions, at most MOST_HELD_OUT
 MOST_HELD_OUT = 5000
+FEWEST = 5  # transitions of which one is held out
 PATIENCE = 5  # epochs of training without an improvement of any network by more than IMPROVEMENT
 IMPROVEMENT = 0.01
 MODEL_BATCH = 256
@@ -58,7 +59,7 @@ SETTINGS = {
     "Hopper": Settings((20, 150, 1, 15), -1),
     "Walker2d": Settings((20, 150, 1, 1), -3),
     "HalfCheetah": Settings((20, 150, 1, 1), -3),
-    "Ant": Settings((20, 100, 1, 25), -4),
+    "Ant": Settings((20, 100, 1, 25), -4, obs_dim=27),  # all of version 4; behind them version 5 has contact forces
     "Humanoid": Settings((20, 300, 1, 25), -2, frequency=1000, retain=5, width=400, obs_dim=45),
     "": Settings(),
 }
@@ -127,7 +128,8 @@ class Ensemble(nn.Module):
         """
         share = math.ceil(len(x) / ELITES)
         order = torch.randperm(len(x), device=x.device)
-        dealt = order.repeat(2)[: share * ELITES].view(ELITES, share)  # some twice where they do not come out even
+        places = torch.arange(ELITES * share, device=x.device) % len(x)  # some twice where they do not come out even
+        dealt = order[places].view(ELITES, share)
         mean, log_var = self(x[dealt], self.elites)
         drawn = mean + (log_var / 2).exp() * torch.randn_like(mean)
         result = drawn.new_empty(len(x), mean.shape[2])
@@ -182,17 +184,18 @@ class ModelReplay:
         self.position = 0
 
     def resize(self, capacity: int) -> None:
-        """Keep the newest rows that fit."""
+        """Keep the newest rows that fit. Old and new rows are in memory together, and nothing else of their size."""
         if capacity == len(self.rows):
             return
-        kept = self.rows[: self.filled]
-        if self.filled == len(self.rows):
-            kept = kept.roll(-self.position, 0)  # the oldest first
-        kept = kept[-capacity:]
-        self.rows = torch.empty(capacity, self.rows.shape[1], device=self.rows.device)
-        self.rows[: len(kept)] = kept
-        self.filled = len(kept)
-        self.position = self.filled % capacity
+        kept = min(self.filled, capacity)
+        begin = (self.position - kept) % max(len(self.rows), 1)  # where the oldest row lies that is kept
+        rows = torch.empty(capacity, self.rows.shape[1], device=self.rows.device)
+        before_the_seam = self.rows[begin : begin + kept]
+        rows[: len(before_the_seam)] = before_the_seam
+        rows[len(before_the_seam) : kept] = self.rows[: kept - len(before_the_seam)]
+        self.rows = rows
+        self.filled = kept
+        self.position = kept % capacity
 
     def add(self, *parts: torch.Tensor) -> None:
         """(B, ...) of each part, over the oldest rows."""

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from rac_sac import FlatEnv, PolicyFile, UserError, load_policy_file, play_episodes, seeds_for
 
 POLICIES = Path(__file__).resolve().parent.parent / "policies"
-EPISODES = 10  # as many as rac_sac.py --evaluate plays, and the same
+EPISODES = 10  # those that rac_sac.py --evaluate plays by default
 
 
 @dataclass
@@ -89,7 +89,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     for env_id, (run, file) in files.items():
         print(row(run, file))
-        kept = options.out / f"{env_id}.pt"
+        kept = options.out / f"{env_id.replace('/', '_').replace(':', '_')}.pt"
         shutil.copy(run / "best_policy.pt", kept.with_suffix(".tmp"))
         kept.with_suffix(".tmp").replace(kept)
 

@@ -112,7 +112,12 @@ def publish(tables: list, groups: list, path: Path, entity: str | None, project:
     entity = entity or min(of_runs["entity"], default="")
     if others := of_runs["project_name"] - {project}:
         print(f"warning: runs of the projects {', '.join(sorted(others))} are not in a report of {project}", file=sys.stderr)
-    report = build_specification(tables, tracked, entity, project)
+    try:
+        report = build_specification(tables, tracked, entity, project)
+    except SyntaxError:  # wandb-workspaces writes filters as Python and reads them again
+        names = ", ".join(sorted({group.exp_name for group in tracked}))
+        print(f"not published: wandb-workspaces takes no quotes in the names or settings of runs ({names})", file=sys.stderr)
+        return
     write_whole(path, json.dumps(specification(report), indent=2))
     upload(report, path)
 
@@ -126,7 +131,7 @@ def load(path: Path):
         saved = json.loads(path.read_text())
         report = wr.Report._from_model(internal.ReportViewspec.model_validate(saved))
         report.width = saved["spec"]["width"]  # which the library forgets
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no specification"
         raise UserError(f"{path} cannot be read ({reason}); give the wandb_report.json that report.py --publish wrote.") from None
     return report

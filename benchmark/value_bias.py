@@ -51,7 +51,7 @@ class Sizes:
 @dataclass
 class Options(Sizes):
     run: Annotated[Path, tyro.conf.Positional] = Path()  # a run directory with snapshots
-    workers: int = 0  # processes; by default one for each core
+    workers: int = 0  # processes; by default one for each core that this process may use
 
 
 class Subject:
@@ -219,8 +219,11 @@ def warn_of_gamma(gamma: float, max_steps: int) -> None:
         print(f"warning: {cut}, which then counts as bias of Q{enough}", file=sys.stderr)
 
 
-def measure_run(options: Options) -> None:
-    """Measure every snapshot that has not been measured with these sizes, and write bias.csv."""
+def measure_run(options: Options) -> list[str]:
+    """Measure every snapshot that has not been measured with these sizes, and write bias.csv.
+
+    Returns what is wrong with those that cannot be measured; the others are measured all the same.
+    """
     run = options.run
     try:
         config = json.loads((run / "config.json").read_text())
@@ -252,14 +255,17 @@ def measure_run(options: Options) -> None:
     write_rows(path, kept)
     context = multiprocessing.get_context("spawn")
     reader, lifeline = context.Pipe(duplex=False)
-    workers = max(1, min(options.workers or os.cpu_count() or 1, len(due)))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    workers = max(1, min(options.workers or cores, len(due)))
+    problems = []
     with ProcessPoolExecutor(workers, context, start_worker, (script.resolve(), reader)) as pool:
         try:
             tasks = [pool.submit(measure_or_explain, script.resolve(), snapshots[step], best[step], sizes) for step in due]
             for task in tqdm(as_completed(tasks), "value bias", len(tasks), unit="snapshot", disable=not tasks):
                 row, problem = task.result()
                 if problem:
-                    raise UserError(problem)
+                    problems.append(problem)
+                    continue
                 kept.append(row)
                 kept.sort(key=lambda row: int(row["global_step"]))
                 write_rows(path, kept)
@@ -267,6 +273,7 @@ def measure_run(options: Options) -> None:
             raise UserError("a worker has died; the same command goes on, with --workers 1 in less memory.") from None
         finally:
             lifeline.close()  # ends the workers, also in the middle of a snapshot
+    return problems
 
 
 def write_rows(path: Path, rows: list[dict]) -> None:
@@ -291,7 +298,7 @@ def main() -> None:
             raise UserError(f"workers is {options.workers}; it must be at least 0.")
         if options.chosen > options.pairs:
             raise UserError(f"chosen is {options.chosen}; it must not exceed pairs, {options.pairs}.")
-        measure_run(options)
+        problems = measure_run(options)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
@@ -302,6 +309,9 @@ def main() -> None:
         mean, std = float(row["eval/bias_mean"]), float(row["eval/bias_std"])
         bias = f"{mean:.3f} ± {std:.3f}" if math.isfinite(mean) else "none: the mean return is 0, or Q is not finite"
         print(f"step {int(row['global_step']):>8}: bias {bias}")
+    if problems:
+        print(*(f"error: {problem}" for problem in problems), sep="\n", file=sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == "__main__":

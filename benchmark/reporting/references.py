@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pandas as pd
-from experiments import BASELINES, PAPER_ENVS, VARIANTS, short_name
+from experiments import BASELINES, PAPER_ENVS, VARIANTS, name_in_gymnasium
 from identity import parts_of
 from job import UserError
 
@@ -33,11 +33,6 @@ def published_curves(names: tuple[str, ...]) -> dict[tuple[str, str], pd.DataFra
     return {key: rows.set_index("env_steps") for key, rows in curves}
 
 
-def name_in_paper(env_id: str) -> str | None:
-    """Hopper of Hopper-v4 and Hopper-v5; None of an id with a module or namespace, whose Hopper is another one."""
-    return None if {":", "/"} & set(env_id) else short_name(env_id)
-
-
 def paper_name(group: Group, paper: pd.DataFrame) -> str | None:
     """What a table of the paper calls a group's algorithm; None if it has not got it."""
     names = {name.lower(): name for name in paper["algorithm"]}
@@ -65,7 +60,7 @@ def paper_marks(groups: list[Group], paper: pd.DataFrame) -> tuple[list, list[st
     marks, beyond, seen = [], [], set()
     for group in groups:
         key = group.env_id, paper_name(group, paper)
-        row = paper[(paper["env"] == name_in_paper(group.env_id)) & (paper["algorithm"] == key[1])]
+        row = paper[(paper["env"] == name_in_gymnasium(group.env_id)) & (paper["algorithm"] == key[1])]
         if key in seen or row.empty:
             continue
         seen.add(key)

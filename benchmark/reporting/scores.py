@@ -6,10 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from experiments import SMOKE
+from experiments import SMOKE, name_in_gymnasium
 
 from .groups import Group, env_order
-from .references import name_in_paper
 from .runs import Warnings, of_policies
 
 RETURN = "eval/best_return"
@@ -117,7 +116,7 @@ def score_matrices(groups: list[Group], paper: pd.DataFrame, warnings: Warnings)
     two algorithms or more with most pairs of algorithm and environment. Tiny runs count only where there are no others.
     """
     paper = paper[paper["algorithm"] == "RAC-SAC"].set_index("env")["mean_return"]
-    usable = [group for group in groups if name_in_paper(group.env_id) in paper.index]
+    usable = [group for group in groups if name_in_gymnasium(group.env_id) in paper.index]
     usable = [group for group in usable if not group.exp_name.startswith(SMOKE)] or usable
     if not usable:
         return {}, {}
@@ -141,7 +140,7 @@ def score_matrices(groups: list[Group], paper: pd.DataFrame, warnings: Warnings)
         seeds = min(len(group.runs) for group in mine.values())
         if any(len(group.runs) > seeds for group in mine.values()):
             warnings.add(f"{name} does not have the same number of seeds everywhere: the aggregate scores use its first {seeds}.")
-        columns = [at(mine[env_id], steps[env_id])[:seeds] / paper[name_in_paper(env_id)] for env_id in env_ids]
+        columns = [at(mine[env_id], steps[env_id])[:seeds] / paper[name_in_gymnasium(env_id)] for env_id in env_ids]
         for env_id, step in steps.items():
             used = {int(place) for run in mine[env_id].runs[:seeds] if (place := run.eval.index.asof(step)) < step}
             if used:

@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+from experiments import name_in_gymnasium
 
 from .groups import Group
-from .references import RIVAL, comparable_with_rival, name_in_paper, paper_name, published_curves, same_setting
+from .references import RIVAL, comparable_with_rival, paper_name, published_curves, same_setting
 from .scores import at, fresh_returns, mean_and_std, published_value_at, speed_of, steps_to, value_at
 
 NONE = "—"  # in a table's cell
@@ -57,7 +58,7 @@ def ends_elsewhere(group: Group) -> str:
 def final_return(groups: list[Group], paper: pd.DataFrame) -> Table:
     rows = []
     for env_id, here in by_environment(groups):
-        values = paper[paper["env"] == name_in_paper(env_id)].set_index("algorithm")
+        values = paper[paper["env"] == name_in_gymnasium(env_id)].set_index("algorithm")
         theirs = {
             name: {"paper": plus_minus(mean, std), "paper's steps": number(steps)}
             for name, mean, std, steps in values[["mean_return", "std_return", "env_steps"]].itertuples()
@@ -96,12 +97,12 @@ def final_return(groups: list[Group], paper: pd.DataFrame) -> Table:
 
 
 def samples_to_return(groups: list[Group], paper: pd.DataFrame) -> Table:
-    ours = {group.label: paper_name(group, paper) for group in groups if name_in_paper(group.env_id) in set(paper["env"])}
+    ours = {group.label: paper_name(group, paper) for group in groups if name_in_gymnasium(group.env_id) in set(paper["env"])}
     others = [name for name in paper["algorithm"].unique() if name not in ours.values()]
     rows = []
     for env_id, here in by_environment(groups):
         found = {group.label: group for group in here}
-        table = paper[paper["env"] == name_in_paper(env_id)].set_index("algorithm")
+        table = paper[paper["env"] == name_in_gymnasium(env_id)].set_index("algorithm")
         for threshold, values in table.groupby("return")["env_steps"]:
             row = {"environment": env_id, "return": number(threshold)}
             for label, name in ours.items():
@@ -111,7 +112,7 @@ def samples_to_return(groups: list[Group], paper: pd.DataFrame) -> Table:
                 if name in values:
                     row[label] += f" (paper {values[name]:,}{' †' if group and not same_setting(group) else ''})"
             for name in others:
-                doubtful = (name_in_paper(env_id), threshold, name) == ("Walker2d", 3000, "TQC")
+                doubtful = (name_in_gymnasium(env_id), threshold, name) == ("Walker2d", 3000, "TQC")
                 row[f"{name} (paper only)"] = number(values.get(name)) + (" ‡" if doubtful else "")
             rows.append(row)
     notes = ["Environment steps at the first evaluation at which the mean over all seeds reaches the return."]

@@ -77,11 +77,16 @@ def main() -> None:
         if name == "smoke":
             continue
         costs = [run_cost(env_id, member) for env_id in experiment.env_ids for member in members(name, env_id)]
-        on_gpu = [cost for cost in costs if cost[0]]
-        gpu_seconds = sum(max(learned / rate, playing / options.eval_cores) for learned, _, playing, _ in on_gpu)
-        gpu_seconds += sum(bias / options.eval_cores for *_, bias in on_gpu)  # measured when a run is trained
-        _, training, playing, bias = (sum(column) for column in zip(*costs, strict=True))
-        seconds = (training + playing + bias, gpu_seconds, playing + bias)
+        cpu_seconds = sum(training + evaluation + bias for _, training, evaluation, bias in costs)
+        gpu_seconds = 0.0
+        beside_gpu = 0.0  # core-seconds
+        for learned, _, evaluation, bias in costs:
+            if not learned:  # a baseline
+                continue
+            gpu_seconds += max(learned / rate, evaluation / options.eval_cores)
+            gpu_seconds += bias / options.eval_cores  # measured when a run is trained
+            beside_gpu += evaluation + bias
+        seconds = (cpu_seconds, gpu_seconds, beside_gpu)
         hours = " | ".join(f"{options.seeds * value / 3600:,.0f}" for value in seconds)
         print(f"| `{name}` | {experiment.redraws} | {len(costs) * options.seeds} | {hours} |")
 

@@ -2,7 +2,7 @@
 
     python benchmark/speed/memory.py
 
-Prints resident memory at ten points of the run, evaluation workers included, and exits with 1 if the last is more than 2 %
+Prints resident memory at nine points of the run, evaluation workers included, and exits with 1 if the last is more than 2 %
 above the one at a fifth of the run, when replay, compiled code and workers are all there.
 """
 
@@ -44,6 +44,8 @@ def main() -> int:
     script = ROOT / f"{options.script}.py"
     if not script.is_file():
         fail(f"there is no script {script.name}; give names such as rac_sac.")
+    if options.steps < 10_000:
+        fail(f"steps is {options.steps}; it must be at least 10000.")
     points = []
     every = options.steps // 10  # environment steps between two points
     with tempfile.TemporaryDirectory() as root:

@@ -64,11 +64,13 @@ class Program:
 
     def __init__(self, script: str, mode: str, precision: str, options: Options):
         self.module, self.env, self.learner = make_learner(script, options, mode, precision)
-        self.precision, self.flop = torch.get_float32_matmul_precision(), step_flop(self.learner)
+        self.precision = torch.get_float32_matmul_precision()
+        self.flop = step_flop(self.learner)
         self.name = {"script": script, "mode": mode, "matmul_precision": precision, "precision_used": self.precision}
         self.title = f"{script} {mode} {precision}"
         self.actor = {name: tensor.numpy() for name, tensor in self.learner.copy_of("actor").items()}
-        self.blocks, self.measured = {"update": [], "loop": []}, {}
+        self.blocks = {"update": [], "loop": []}
+        self.measured = {}
 
     def time_updates(self, steps: int) -> float:
         """Seconds per environment step of the updates alone."""
@@ -79,7 +81,9 @@ class Program:
         """Seconds per environment step of acting, simulator, storing and updates; the evaluations that fall into so many steps
         are played beside them in a pool, by the policy before training, and are waited for."""
         torch.set_float32_matmul_precision(self.precision)
-        learner, args, (obs, _), tasks = self.learner, self.learner.args, self.env.reset(seed=0), []
+        learner, args = self.learner, self.learner.args
+        obs, _ = self.env.reset(seed=0)
+        tasks = []
         act, step_env, store, update = map(wrap, PARTS, (learner.act, self.env.step, learner.store, learner.update))
         start = time.perf_counter()
         if pool:
@@ -122,15 +126,16 @@ class Program:
 class Peer:
     """SBX in a process of its own, which waits while others are timed."""
 
-    title, name = "sbx", {"script": "sbx", "mode": "jax", "matmul_precision": "", "precision_used": ""}
-
     def __init__(self, options: Options):
+        self.title = "sbx"
+        self.name = {"script": "sbx", "mode": "jax", "matmul_precision": "", "precision_used": ""}
         command = [options.peer_python, str(Path(__file__).with_name("peer_sbx.py")), "--env-id", options.env_id]
         for name in ("utd", "num_critics", "batch_size", "hidden_dim"):
             command += ["--" + name.replace("_", "-"), str(getattr(options, name))]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         self.process = subprocess.Popen(command, text=True, **pipes)
-        self.blocks, self.measured = {"update": [], "loop": []}, {}
+        self.blocks = {"update": [], "loop": []}
+        self.measured = {}
 
     def time_updates(self, steps: int) -> float:
         """Seconds per environment step."""
@@ -141,7 +146,7 @@ class Peer:
             fail(f"the peer does not run; `{shlex.join(self.process.args[:2])}` says why; it needs requirements-peer.txt.")
 
 
-def measure(options: Options, programs: list, rates: list[float], pool) -> None:
+def time_in_turn(options: Options, programs: list, rates: list[float], pool) -> None:
     """Time all programs in turn, round by round, into their `blocks`; the matrix rate of each round into `rates`."""
     steps = []
     for program in programs:
@@ -165,9 +170,11 @@ def milliseconds(blocks: list[float]) -> str:
 
 def report(programs: list, rates: list[float]) -> list[dict]:
     """Print what was measured; returns a row for each program."""
-    rows, lines, first = [], [], programs[0]
+    rows, lines = [], []
+    first = programs[0]
     for p in programs:
-        updates, loops, flop = p.blocks["update"], p.blocks["loop"], getattr(p, "flop", first.flop)
+        updates, loops = p.blocks["update"], p.blocks["loop"]
+        flop = getattr(p, "flop", first.flop)
         pairs = [own / other for own, other in zip(updates, first.blocks["update"], strict=True)]
         p.measured |= {
             "over_floor": statistics.median(s * rate / flop for s, rate in zip(updates, rates, strict=True)),
@@ -206,20 +213,20 @@ def interrupt(number: int, frame) -> None:
     raise KeyboardInterrupt(number)
 
 
-def measure_all(options: Options, programs: list, learners: list[Program], rates: list[float]) -> bool:
-    """measure() and the loop's parts; False where a signal has ended it, after which only whole rounds are left.
+def measure_all(options: Options, programs: list, scripts: list[Program], rates: list[float]) -> bool:
+    """time_in_turn() and the loop's parts; False where a signal has ended it, after which only whole rounds are left.
 
     Ends the program where there is no whole round.
     """
-    module, args = learners[0].module, learners[0].learner.args
+    module, args = scripts[0].module, scripts[0].learner.args
     try:
         if options.loop_steps and options.device().type == "cpu":
             with module.Evaluator(args, list(range(args.eval_episodes))) as evaluator:
-                measure(options, programs, rates, evaluator.pool)
+                time_in_turn(options, programs, rates, evaluator.pool)
         else:
-            measure(options, programs, rates, pool=None)
+            time_in_turn(options, programs, rates, pool=None)
         if options.loop_steps:
-            for program in learners:
+            for program in scripts:
                 program.measured["parts_seconds"] = program.time_parts(options.loop_steps)
     except KeyboardInterrupt as stop:
         if not rates:
@@ -234,14 +241,15 @@ def measure_all(options: Options, programs: list, learners: list[Program], rates
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
     signal.signal(signal.SIGTERM, interrupt)
-    device, rates = options.device(), []
+    device = options.device()
+    rates = []
     modes = options.modes or (("compile+graph",) if device.type == "cuda" else ("compile",))
     if options.repeats < 1 or options.loop_steps < 0 or (device.type == "cpu" and any("graph" in mode for mode in modes)):
         fail("repeats must be at least 1, loop_steps not negative, and graphs need a GPU.")
-    learners, left_out = [], []
+    scripts, left_out = [], []
     for script, mode, precision in itertools.product(options.scripts, modes, options.matmul_precision):
         try:
-            learners.append(Program(script, mode, precision, options))
+            scripts.append(Program(script, mode, precision, options))
         except ValueError as error:  # the script's own sentence
             fail(str(error))
         except RuntimeError as error:
@@ -249,9 +257,10 @@ def main() -> None:
                 raise
             print(f"{script} {mode} {precision} is left out: {error}", flush=True)
             left_out.append({"script": script, "mode": mode, "matmul_precision": precision, "reason": str(error)})
-    if not learners:
+    if not scripts:
         fail("no mode works here.")
-    machine, env, args = about(device), learners[0].env, learners[0].learner.args
+    machine = about(device)
+    env, args = scripts[0].env, scripts[0].learner.args
     evaluation = f"{args.eval_workers} evaluation workers" if device.type == "cpu" else "without evaluation"
     print(
         f"{options.env_id} ({env.obs_dim} observations, {env.action_dim} actions), UTD {options.utd}, N {options.num_critics}, "
@@ -259,8 +268,8 @@ def main() -> None:
         f"{words(machine)}\n",
         flush=True,
     )
-    programs = [*learners, Peer(options)] if options.peer == "sbx" else learners
-    whole = measure_all(options, programs, learners, rates)
+    programs = [*scripts, Peer(options)] if options.peer == "sbx" else scripts
+    whole = measure_all(options, programs, scripts, rates)
     rows = report(programs, rates)
     if options.loop_steps and whole:
         print("\nwhere a step of the loop spends its time, ms, without evaluation")
@@ -268,7 +277,7 @@ def main() -> None:
             table(
                 [
                     {"program": p.title, **{part: f"{1e3 * s:.2f}" for part, s in p.measured["parts_seconds"].items()}}
-                    for p in learners
+                    for p in scripts
                 ]
             )
         )

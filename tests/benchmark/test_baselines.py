@@ -13,10 +13,13 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+import toy_envs
 from conftest import ROOT, CommandLine, environment, kill, last_step, messages
 
 sys.path.insert(0, str(ROOT / "benchmark"))
 pytest.importorskip("sb3_contrib", reason="benchmark/requirements.txt is not installed")
+import baseline_run
+
 pytestmark = [pytest.mark.benchmark, pytest.mark.parametrize("cli", ["benchmark/baselines"], indirect=True)]
 TINY = """
 --cuda False --total-timesteps 500 --learning-starts 200 --batch-size 32 --hidden-dim 8 --buffer-size 500 --eval-frequency 100
@@ -134,6 +137,34 @@ def test_evaluate_on_its_own(cli):
     assert out != cli.call("--evaluate", run_dir, "--eval-episodes", "3", "--seed", "2").stdout
 
 
+def test_an_evaluation_with_non_finite_numbers(cli, toy):
+    """An episode counts as far as it went, as with the scripts; the run goes on."""
+    breaks = [0, 3]  # the step of two episodes of each evaluation in which they break; an observation before it is finite
+
+    def change(env):
+        evaluates = env.number >= 2  # behind the one that is looked at first and the one that trains
+        return {"obs": np.full(1, np.nan)} if evaluates and env.count == breaks[env.number % 2] else {}
+
+    result = cli.call(*cli.tiny, "--env-id", toy(change=change), "--run-name", "run", "--total-timesteps", "300")
+    said = "evaluation, episode 2: the environment returned a non-finite observation: [nan]; the episode counts as far as it went"
+    assert messages(result.stderr) == [said] * 2
+    evaluated = rows(cli.folder / "runs/run/eval.csv")
+    assert [float(row["eval/best_return"]) for row in evaluated] == [(7 + 2) / 2] * 2
+
+
+def test_an_environment_may_change_the_directory(cli, toy):
+    """The run stays where it was asked for, and so does what is told of it."""
+    env_id = toy(toy_envs.Moving)
+    cli.call(*cli.tiny, "--env-id", env_id, "--run-name", "run", "--total-timesteps", "250")
+    result = cli.call("--resume", "runs/run", "--total-timesteps", "300")
+    assert steps(cli.folder / "runs/run/eval.csv") == [200, 250, 300]
+    play = re.search(r"python (\S+baselines\.py) --evaluate runs/run\n", result.stdout)
+    assert (cli.folder / play[1]).resolve() == ROOT / "benchmark/baselines.py"
+    cli.call("--evaluate", "runs/run")
+    assert steps(cli.folder / "runs/run/evaluate.csv") == [300]
+    assert not [path for path in cli.folder.rglob("*.csv") if path.parent != cli.folder / "runs/run"]
+
+
 # ------------------------------------------------------------------------------------------------------- stop and go on
 @pytest.mark.parametrize("seconds, saved", [("300", 0), ("0", 319)])
 def test_sigkill_and_resume(cli, seconds, saved):
@@ -166,6 +197,28 @@ def test_resume_keeps_what_was_learned(cli):
         result = cli.call("--resume", run_dir, "--total-timesteps", "260", "--seed", "7")
         assert messages(result.stderr) == ["not used: seed; the run keeps what it was saved with"]
         assert steps(run_dir / "eval.csv") == [200, 250, 260]
+
+
+def test_a_resumed_run_lets_go_of_its_checkpoint(cli):
+    """Or else the file that the next one replaces would stay on the disk."""
+    import baselines
+
+    run_dir = cli.train("run", "--total-timesteps", "250")
+    saved = baselines.load_file(run_dir / "checkpoint.pt", baselines.Args)
+    args = baselines.check_args(saved["args"])
+    model = baselines.make_model(args, baselines.make_env(args))
+    baseline_run.restore(model, saved)
+    in_the_file = {tensor.data_ptr() for tensor in tensors_in(saved) if tensor.numel()}
+    of_the_model = [*tensors_in(model.get_parameters()), torch.from_numpy(model.replay_buffer.observations)]
+    assert len(of_the_model) > 50
+    assert not in_the_file & {tensor.data_ptr() for tensor in of_the_model}
+
+
+def tensors_in(content) -> list[torch.Tensor]:
+    if isinstance(content, torch.Tensor):
+        return [content]
+    parts = content.values() if isinstance(content, dict) else content if isinstance(content, list | tuple) else ()
+    return [tensor for part in parts for tensor in tensors_in(part)]
 
 
 @pytest.mark.parametrize(
@@ -223,8 +276,12 @@ def test_directories_of_others(cli, monkeypatch, capsys):
     assert "was written by baselines.py; use that script instead of rac_sac.py" in theirs
     assert "does not exist; give the directory of a run" in cli.call("--evaluate", own / "checkpoint.pt", code=2).stderr
     sentence = "checkpoint.pt is damaged or not a file of baselines.py.\n"
-    (own / "checkpoint.pt").write_bytes((own / "checkpoint.pt").read_bytes()[:1000])
-    assert cli.call("--evaluate", own, code=2).stderr == f"error: {own}/{sentence}"
+    whole = (own / "checkpoint.pt").read_bytes()
+    rewards = checkpoint(own)["replay"]["rewards"].numpy().tobytes()
+    assert whole.count(rewards) == 1
+    for damaged in (whole[:1000], whole.replace(rewards, bytes(reversed(rewards)))):
+        (own / "checkpoint.pt").write_bytes(damaged)
+        assert cli.call("--evaluate", own, code=2).stderr == f"error: {own}/{sentence}"
 
 
 def test_training_that_cannot_go_on(cli):
@@ -262,6 +319,41 @@ def test_what_mbpo_writes(cli):
     result = cli.call(*cli.tiny, "--algorithm", "mbpo", "--env-id", "Pendulum-v1", code=2)
     assert "termination is Pendulum; mbpo must know when an episode ends: give one of Hopper, " in result.stderr
     cli.call(*cli.tiny, "--algorithm", "mbpo", "--env-id", "Pendulum-v1", "--termination", "never", "--total-timesteps", "200")
+    result = cli.call(*cli.tiny, "--algorithm", "mbpo", "--env-id", "toy_envs:Hopper-v0", code=2)
+    assert "termination is toy_envs:Hopper-v0; mbpo must know when an episode ends: " in result.stderr
+    result = cli.call(*cli.tiny, "--algorithm", "mbpo", "--learning-starts", "4", code=2)
+    assert "learning_starts is 4; for mbpo it must be at least 5." in result.stderr
+
+
+def test_the_code_that_is_tracked_is_its_own(cli, monkeypatch):
+    kept = []
+
+    class Wandb:
+        Settings = dict
+        url = None
+
+        def login(self, **options):
+            return True
+
+        def init(self, **options):
+            return self
+
+        def define_metric(self, *arguments, **options):
+            pass
+
+        def log_code(self, root):
+            kept.extend(path.name for path in Path(root).iterdir())
+
+        def log(self, row):
+            pass
+
+        def finish(self, exit_code):
+            pass
+
+    monkeypatch.setitem(sys.modules, "wandb", Wandb())
+    monkeypatch.setenv("WANDB_MODE", "online")
+    cli.call(*cli.tiny, "--total-timesteps", "200", "--run-name", "run", "--track")
+    assert sorted(kept) == ["baseline_run.py", "baselines.py", "mbpo.py"]
 
 
 def test_offline_tracking(cli):

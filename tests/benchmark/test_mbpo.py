@@ -86,6 +86,17 @@ def test_samples_are_of_random_elites(ensemble):
     assert not torch.equal(networks, (means - ensemble.sample(x)).abs().amax(2).min(0)[1])
 
 
+@pytest.mark.parametrize("rows", range(1, 13))
+def test_few_rows_are_sampled_too(ensemble, rows):
+    """As when almost all rollouts have ended."""
+    ensemble.min_log_var.data.fill_(-40.0)
+    ensemble.max_log_var.data.fill_(-30.0)
+    x = torch.randn(rows, INPUTS).double()
+    drawn = ensemble.sample(x)
+    means = torch.stack([exact_outputs(ensemble, network, x)[0] for network in ensemble.elites.tolist()])
+    assert (means - drawn).abs().amax(2).amin(0).max() < 1e-5
+
+
 def test_samples_have_the_models_variance(ensemble):
     x = torch.randn(1, INPUTS).double().expand(50_000, -1)
     ensemble.elites.fill_(3)
@@ -187,6 +198,20 @@ def add(replay, first, count):
     replay.add(obs, obs + 0.1, obs + 0.2, torch.zeros(count), obs[:, 0] + 0.3)
 
 
+@pytest.mark.parametrize("capacity", [1, 6, 9, 10, 11, 25])
+@pytest.mark.parametrize("added", [0, 4, 10, 13, 20, 27])
+def test_a_resized_replay_keeps_the_newest_in_order(added, capacity):
+    replay = mbpo.ModelReplay(1, 1, torch.device("cpu"))
+    replay.resize(10)
+    for first in range(added):
+        add(replay, first, 1)
+    replay.resize(capacity)
+    for first in range(added, added + 3):
+        add(replay, first, 1)
+    newest = range(max(0, added - 10), added)[-capacity:]
+    assert rows_of(replay) == [*newest, *range(added, added + 3)][-capacity:]
+
+
 def test_model_replay_keeps_the_newest():
     """Over the oldest, also when it grows or shrinks; parts stay together."""
     replay = mbpo.ModelReplay(1, 1, torch.device("cpu"))
@@ -246,14 +271,36 @@ def test_rollouts(monkeypatch):
     assert replay.filled < 3 * 64
 
 
-def test_humanoid_is_cut():
-    """Model and policy see the first 45 numbers."""
+@pytest.mark.parametrize("env_id,seen,actions,width,entropy", [("Humanoid-v4", 45, 17, 400, -2), ("Ant-v5", 27, 8, 200, -4)])
+def test_observations_are_cut(env_id, seen, actions, width, entropy):
+    """Model and policy see the first numbers, as in the authors' program."""
     import baselines
 
-    args = baselines.check_args(baselines.Args("mbpo", env_id="Humanoid-v4", buffer_size=6000))
+    args = baselines.check_args(baselines.Args("mbpo", env_id=env_id, buffer_size=6000))
     env = baselines.make_env(args)
-    assert env.reset(seed=0)[0].shape == (45,)
+    assert env.reset(seed=0)[0].shape == (seen,)
     model = baselines.make_model(args, env)
-    assert model.ensemble.weights[0].shape == (mbpo.NETWORKS, 45 + 17, 400)
-    assert model.target_entropy == -2
+    assert model.ensemble.weights[0].shape == (mbpo.NETWORKS, seen + actions, width)
+    assert model.target_entropy == entropy
     assert args.utd == 20
+
+
+def test_ant_v5_begins_with_what_v4_observes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    seen = []
+    for env_id in ("Ant-v4", "Ant-v5"):
+        env = gym.make(env_id, disable_env_checker=True).unwrapped
+        env.reset(seed=0)
+        env.set_state(env.init_qpos + 0.1, env.init_qvel - 0.2)
+        seen.append(env._get_obs()[:27])
+        env.close()
+    np.testing.assert_allclose(*seen)
+
+
+def test_the_settings_of_a_name_are_gymnasiums_own():
+    """Somebody's own Hopper is another one."""
+    import baselines
+
+    for table in (mbpo.SETTINGS, baselines.QUANTILES_TO_DROP):
+        assert baselines.setting_of(table, "Hopper-v5") == table["Hopper"]
+        assert baselines.setting_of(table, "my_module:Hopper-v0") == baselines.setting_of(table, "mine/Hopper-v0") == table[""]

@@ -114,11 +114,12 @@ def publish(tables: list, groups: list, path: Path, entity: str | None, project:
         print(f"warning: runs of the projects {', '.join(sorted(others))} are not in a report of {project}", file=sys.stderr)
     try:
         report = build_specification(tables, tracked, entity, project)
+        content = specification(report)
     except SyntaxError:  # wandb-workspaces writes filters as Python and reads them again
         names = ", ".join(sorted({group.exp_name for group in tracked}))
         print(f"not published: wandb-workspaces takes no quotes in the names or settings of runs ({names})", file=sys.stderr)
         return
-    write_whole(path, json.dumps(specification(report), indent=2))
+    write_whole(path, json.dumps(content, indent=2))
     upload(report, path)
 
 

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import ROOT
 
@@ -55,10 +56,26 @@ def test_a_film_takes_as_long_as_what_it_shows(monkeypatch, frames_per_second):
 
     env = Env()
     options = animate.Options(Path(), seconds=2.0, frames_per_second=frames_per_second)
-    frames, returns, _ = animate.play(env, lambda obs, beta: 0, 0.1, options)
+    frames, returns, *_ = animate.play(env, lambda obs, beta: 0, 0.1, options)
     assert len(frames) == len(returns) == 2 * frames_per_second
     shown_at = [number / frames_per_second for number in range(len(frames))]
     assert all(abs(steps * env.dt - at) <= env.dt for steps, at in zip(frames, shown_at, strict=True))
+
+
+def test_what_has_ended_says_how(monkeypatch):
+    """One that fell in grey, one at its time limit in its colours, one that goes on without a word."""
+    monkeypatch.setenv("MUJOCO_GL", "egl")
+    monkeypatch.syspath_prepend(ROOT / "benchmark")
+    import animate
+
+    white = [np.full((60, 90, 3), 200, np.uint8)] * 3
+    returns = [0.0, 1.0, 2.0]
+    ends = [(True, False), (False, True), (False, False)]
+    said = []
+    monkeypatch.setattr(animate, "labelled", lambda frame, lines, brightness: said.append((lines[1], brightness)) or frame)
+    animate.animation([animate.Episode(white, returns, *end) for end in ends], [0.1, 0.2, 0.3])
+    assert said[-3:] == [("return 2, fell", 0.45), ("return 2, time limit", 1.0), ("return 2", 1.0)]
+    assert {brightness for _, brightness in said[:-3]} == {1.0}
 
 
 @pytest.mark.slow

@@ -291,15 +291,20 @@ def test_a_mode_that_does_not_work_is_left_out(monkeypatch, tmp_path):
 def test_cost_is_capped_by_evaluation():
     """Two cores evaluate 39 steps of Ant-v4 a second, whatever the GPU's rate. Baselines are not counted on a GPU."""
 
-    def hours(*arguments, name="variants"):
+    def hours(*arguments, name="variants", column=5):
         command = [sys.executable, str(ROOT / "benchmark/speed/cost.py"), *arguments]
         out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         (row,) = [line for line in out.splitlines() if line.startswith(f"| `{name}`")]
-        return int(row.split("|")[5].replace(",", ""))
+        return int(row.split("|")[column].replace(",", ""))
 
     learned = 3 * 295_000 + 995_000
     assert hours("--seeds", "1", "--gpu-steps-per-second", "100") == round(3 * learned / 100 / 3600)
     assert hours("--seeds", "1", "--gpu-steps-per-second", "100", name="main") == round(5 * learned / 100 / 3600)
+    # Three families and two single policies, and the value bias of all five
+    evaluated = 995 * 85.7 + 295 * (51.3 + 36.9 + 26.0)
+    bias = 60 * (995_000 * 714e-6 + 295_000 * (427.6e-6 + 307.4e-6 + 217e-6))
+    beside = (3 * evaluated + 2 * evaluated / 12 + 5 * bias) / 3600
+    assert hours("--seeds", "1", name="main", column=6) == round(beside)
     capped = hours("--seeds", "1", "--eval-cores", "2", "--gpu-steps-per-second", "1000")
     families = 2 * (995_000 / 23.337 + 295_000 / 38.986 + 295_000 * 36.9e-3 / 2 + 295_000 * 26e-3 / 2)
     assert capped > families / 3600  # bias is evaluated too, and Vanilla RAC has one policy

@@ -1060,7 +1060,9 @@ def test_published_specification(tmp_path, whole):
     assert "not published (WANDB_MODE is offline)" in err
     report = publish.load(path)
     assert publish.specification(report) == written  # what would be sent later is what was built
-    for wrong, reason in (("nowhere.json", "No such file"), ("out/report.md", "it is no specification")):
+    (tmp_path / "without.json").write_text(json.dumps({**written, "project": None}))
+    wrongs = (("nowhere.json", "No such file"), ("out/report.md", "it is no specification"))
+    for wrong, reason in (*wrongs, ("without.json", "it is no specification")):
         _, err = start(tmp_path, "publish.py", wrong, code=2)
         assert err.startswith(f"error: {wrong} cannot be read ({reason}") and err.count("\n") == 1
 
@@ -1069,6 +1071,14 @@ def test_untracked_runs_are_not_published(tmp_path, report):
     make_run(tmp_path / "runs", "rac_sac", "Ant-v4", 1, {1000: 5})
     _, err, _ = report("runs", "--publish")
     assert err == "not published: none of these runs was tracked; train with --track\n"
+
+
+def test_a_name_that_cannot_be_published(tmp_path, report):
+    """wandb-workspaces reads filters as Python, in which a quote ends a name."""
+    make_run(tmp_path / "runs", "tom's", "Ant-v4", 1, {1000: 5}, tracked=True)
+    _, err, text = report("runs", "--publish")
+    assert err == "not published: wandb-workspaces takes no quotes in the names or settings of runs (tom's)\n"
+    assert "tom's" in text
 
 
 def test_versions_that_weights_and_biases_does_not_tell_apart(tmp_path):

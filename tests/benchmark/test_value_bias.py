@@ -147,26 +147,47 @@ def test_what_is_measured_is_the_script_s_own(name):
 SMALL = ("--pairs", "6", "--chosen", "3", "--continuations", "2", "--max-steps", "30")
 
 
+def rows_of(run) -> list[dict[str, str]]:
+    """The rows of bias.csv."""
+    path = run / "bias.csv"
+    if not path.exists():
+        return []
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def measure_apart(folder, run, *arguments, code=0):
+    """value_bias.py in a process of its own, with a worker: its output and the rows of bias.csv."""
+    command = [sys.executable, str(ROOT / "benchmark/value_bias.py"), str(run), "--workers", "1", *arguments]
+    result = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=300)
+    assert result.returncode == code, result.stderr
+    return result.stdout + result.stderr, rows_of(run)
+
+
 @pytest.fixture
-def measure(tmp_path):
-    """measure(run, *arguments) runs value_bias.py and returns its output and the rows of bias.csv."""
+def measure(monkeypatch, capsys):
+    """measure(run, *arguments): the same in this process, without a worker."""
 
     def run(path, *arguments, code=0):
-        command = [sys.executable, str(ROOT / "benchmark/value_bias.py"), str(path), "--workers", "1", *arguments]
-        result = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300)
-        assert result.returncode == code, result.stderr
-        if not (path / "bias.csv").exists():
-            return result.stdout + result.stderr, []
-        with open(path / "bias.csv", newline="") as file:
-            return result.stdout + result.stderr, list(csv.DictReader(file))
+        monkeypatch.setattr(sys, "argv", ["value_bias.py", str(path), *arguments])
+        monkeypatch.setattr(value_bias, "ProcessPoolExecutor", lambda *arguments: rac_sac.InThisProcess())
+        capsys.readouterr()
+        try:
+            value_bias.main()
+            ended = 0
+        except SystemExit as error:
+            ended = error.code
+        out, err = capsys.readouterr()
+        assert ended == code, err
+        return out + err, rows_of(path)
 
     return run
 
 
-def test_bias_of_a_run(cli, measure):
+def test_bias_of_a_run(cli, measure, tmp_path):
     """A row for each snapshot with an evaluation; the same command measures only what is new, other sizes begin anew."""
     run = cli.train("run", "--total-timesteps", "300", "--snapshot-frequency", "100")
-    _, rows = measure(run, *SMALL)
+    _, rows = measure_apart(tmp_path, run, *SMALL)
     assert [row["global_step"] for row in rows] == ["200", "300"]
     assert all(np.isfinite(float(row[name])) for row in rows for name in ("eval/bias_mean", "eval/bias_std"))
     assert [row["max_steps"] for row in rows] == ["30", "30"]
@@ -186,15 +207,32 @@ def test_bias_of_a_run(cli, measure):
     assert [row["global_step"] for row in others] == ["200"] and others[0]["max_steps"] == "29"
 
 
-def test_modules_of_the_kept_script(cli, measure):
+def test_what_cannot_be_measured_does_not_stop_the_rest(cli, measure):
+    """It is named, and measured once it is mended."""
+    run = cli.train("run", "--total-timesteps", "300", "--snapshot-frequency", "100")
+    broken = run / "snapshots/step-200.pt"
+    whole = broken.read_bytes()
+    broken.write_bytes(whole[:1000])
+    said, rows = measure(run, *SMALL, code=2)
+    assert [row["global_step"] for row in rows] == ["300"]
+    assert f"error: {broken} cannot be measured: {broken} is damaged" in said
+    assert "step      300: bias" in said
+    broken.write_bytes(whole)
+    _, again = measure(run, *SMALL)
+    assert [row["global_step"] for row in again] == ["200", "300"]
+    assert again[1] == rows[0]
+
+
+def test_modules_of_the_kept_script(cli, measure, tmp_path):
     """They may lie beside the project's scripts; one that is nowhere is named."""
     run = cli.train("run", "--total-timesteps", "205", "--snapshot-frequency", "200")
     kept = run / "rac_sac.py"
     source = kept.read_text()
     kept.write_text(source.replace("import tyro\n", "import rac_td3\nimport tyro\n", 1))
-    assert len(measure(run, *SMALL)[1]) == 1
+    assert len(measure_apart(tmp_path, run, *SMALL)[1]) == 1
     kept.write_text(source.replace("import tyro\n", "import my_networks\nimport tyro\n", 1))
     (run / "bias.csv").unlink()
+    value_bias.load_script.cache_clear()
     error, _ = measure(run, *SMALL, code=2)
     assert error == f"error: {kept} cannot be loaded: No module named 'my_networks'.\n"
 

@@ -4,6 +4,7 @@ import importlib.util
 import itertools
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -252,6 +253,7 @@ def whole(cli, tmp_path_factory):
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / f"whole_{cli.name}"  # one for all processes
     with filelock.FileLock(f"{folder}.lock"):
         if not (folder / "stderr").exists():
+            shutil.rmtree(folder, ignore_errors=True)  # what is left where it has failed for another test
             folder.mkdir()
             process = CommandLine(folder, cli.name, None, None).run("--env-id", "Hopper-v4", *cli.tiny, "--eval-workers", "1")
             assert [p.name for p in folder.iterdir()] == ["runs"]  # no MUJOCO_LOG.TXT, nothing else
@@ -329,6 +331,12 @@ def assert_same_run(a: Path, b: Path, files=("eval.csv", "train.csv")) -> None:
 
     for name in files:
         assert without_wall_clock(a / name) == without_wall_clock(b / name)
+    for name in ("policy.pt", "best_policy.pt"):
+        policies = [torch.load(run_dir / name, weights_only=True) for run_dir in (a, b)]
+        first, second = (policy["actor"] for policy in policies)
+        assert policies[0]["evaluation"] == policies[1]["evaluation"]
+        assert first.keys() == second.keys()
+        assert all(torch.equal(first[parameter], second[parameter]) for parameter in first)
     assert_same_networks(a, b)
     first = checkpoint_of(a)
     second = checkpoint_of(b)

@@ -6,6 +6,7 @@
 import copy
 import gc
 import itertools
+import math
 
 import access
 import numpy as np
@@ -271,6 +272,7 @@ def test_an_environment_step(method):
     assert len(torch.cat(noise).unique()) > 0.99 * torch.cat(noise).numel()
     if method.condition in prepared.inputs:
         conditions = torch.cat([prepared.inputs[method.condition], getattr(batches[0], method.condition)])
+        assert torch.equal(conditions, sampled.result[1])  # all of them from U1
         assert len(conditions.unique()) > 0.99 * len(conditions)
 
     for call in calls:
@@ -309,16 +311,28 @@ def test_each_network_has_its_own_learning_rate(method):
     assert {name: count.item() for name, count in learner.counts.items()} == {name: counts[name] for name in method.learned}
 
 
-@pytest.mark.kinds("td3")
-def test_noise_of_td3s_targets(method):
-    """N(0, policy_noise)."""
-    learner = method.learner(policy_noise=0.3, utd=20, batch_size=100)
+def test_noise_of_an_environment_step(method):
+    """N(0, 1), of TD3's targets N(0, policy_noise)."""
+    sizes = {"utd": 2, "batch_size": 1000, "buffer_size": 1000, "total_timesteps": 1000}
+    learner = method.learner(**sizes, **({} if method.has_entropy else {"policy_noise": 0.3}))
     calls = access.record_calls(method, learner)
     learner.update(50)
     (noise,) = access.inputs_of(calls, "prepare_critics", "noise")
     assert noise.shape == (2000, ACT)
-    assert noise.std().item() == pytest.approx(0.3, rel=0.03)
-    assert noise.mean().item() == pytest.approx(0, abs=0.01)
+    check_normal(noise, 1.0 if method.has_entropy else 0.3)
+    batches = [batch for name in method.learned[1:] for batch in access.inputs_of(calls, f"update_{name}", "batch")]
+    drawn = [batch.noise for batch in batches if "noise" in batch._fields]
+    assert len(drawn) == (2 if method.has_entropy else 0)
+    for noise in drawn:
+        assert noise.shape == (1000, ACT)
+        check_normal(noise, 1.0)
+
+
+def check_normal(drawn, std):
+    """Random numbers with the moments and the tails of N(0, std); of 3000 of them 137 are beyond two std."""
+    assert drawn.mean().item() == pytest.approx(0, abs=0.06 * std)
+    assert drawn.std().item() == pytest.approx(std, rel=0.04)
+    assert (drawn.abs() > 2 * std).double().mean().item() == pytest.approx(0.0455, abs=0.013)
 
 
 # ---------------------------------------------------------------------------------------------------- networks, ensemble
@@ -438,13 +452,14 @@ def test_adam_against_torch(script):
 
 
 def test_critic_learning_rate(method):
-    """Linear from q_lr_init at learning_starts to q_lr at q_lr_warmup_end (equation 23)."""
+    """Linear from q_lr_init at learning_starts to q_lr at q_lr_warmup_end (equation 23), in what the updates are given."""
     learner = method.learner(learning_starts=50, q_lr_warmup_end=100, batch_size=8, utd=1)
-    seen = {}
-    for step in (40, 50, 60, 75, 100, 150):
+    calls = access.record_calls(method, learner)
+    expected = {40: 3e-5, 50: 3e-5, 60: 8.4e-5, 75: 1.65e-4, 100: 3e-4, 150: 3e-4}
+    for step in expected:
         learner.update(step)
-        seen[step] = learner.q_lr.item()
-    assert seen == pytest.approx({40: 3e-5, 50: 3e-5, 60: 8.4e-5, 75: 1.65e-4, 100: 3e-4, 150: 3e-4})
+    found = [float(scales[0]) * (1 - 0.9**t) for t, scales in enumerate(access.inputs_of(calls, "update_critics", "scales"), 1)]
+    assert found == pytest.approx([*expected.values()], rel=1e-5)
 
 
 @pytest.mark.parametrize("options", [{"q_lr_warmup_end": 50}, {"q_lr_warmup_end": 40, "q_lr_init": 3e-4}])
@@ -508,14 +523,24 @@ def test_replay_wraps_around_and_samples_only_what_is_filled(method, device):
             torch.testing.assert_close(rows[:, -1], rows[:, 0] + 1)
 
 
+def test_rows_are_drawn_uniformly(method):
+    learner = method.learner(utd=20, batch_size=100)
+    calls = access.record_calls(method, learner)
+    learner.update(50)
+    (position,) = access.inputs_of(calls, "sample", "position")
+    assert position.shape == (2100,)
+    check_uniform(position, 0, 1)
+
+
 # ------------------------------------------------------------------------------------------------------------ randomness
 def check_uniform(drawn, low, high):
-    """Random numbers that are spread over all of an interval, and hardly any of them twice."""
+    """Random numbers that are spread evenly over an interval, and hardly any of them twice."""
     slack = 1e-5 * high
     width = high - low
     assert low - slack <= drawn.min() < low + 0.01 * width
     assert high - 0.01 * width < drawn.max() <= high + slack
-    assert drawn.mean() == pytest.approx((low + high) / 2, abs=0.02 * width)
+    shares = ((drawn.double() - low) / width).sort()[0]  # as in a test of Kolmogorov and Smirnov
+    assert (shares - torch.linspace(0, 1, len(drawn), dtype=torch.float64)).abs().max() < 2 / math.sqrt(len(drawn))
     assert len(drawn.unique()) > 0.99 * len(drawn)
 
 
@@ -560,13 +585,24 @@ def test_beta_min(method):
         method.learner(beta_min=0.31)
 
 
+def acted(learner, count) -> np.ndarray:
+    """The actions (count, A) for as many observations, each of which its actor has seen."""
+    all_obs = np.random.default_rng(0).normal(size=(count, OBS)).astype(np.float32)
+    seen = []
+    hook = learner.actor.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].clone()))
+    actions = np.stack([learner.act(obs) for obs in all_obs])
+    hook.remove()
+    np.testing.assert_array_equal(torch.cat(seen).numpy(), all_obs)
+    return actions
+
+
 @sac_family
 def test_exploration_is_stochastic(method):
     """tanh(mean + std * N(0, 1)), from the mean and the deviation that the actor gave."""
     learner = method.learner()
     outputs = []
     learner.actor.register_forward_hook(lambda module, inputs, output: outputs.append(output))
-    actions = np.stack([learner.act(np.zeros(OBS, np.float32)) for _ in range(2000)])
+    actions = acted(learner, 2000)
     mean, log_std = (torch.cat(part).numpy() for part in zip(*outputs, strict=True))
     noise = (np.arctanh(actions) - mean) / np.exp(log_std)
     assert actions.shape == (2000, ACT)
@@ -580,7 +616,7 @@ def test_exploration_of_td3(method):
     learner = method.learner(exploration_noise=0.1)
     outputs = []
     learner.actor.register_forward_hook(lambda module, inputs, output: outputs.append(output))
-    actions = np.stack([learner.act(np.zeros(OBS, np.float32)) for _ in range(2000)])
+    actions = acted(learner, 2000)
     noise = actions - torch.cat(outputs).numpy()
     np.testing.assert_allclose(noise.mean(0), 0, atol=0.01)
     np.testing.assert_allclose(np.cov(noise.T), 0.01 * np.eye(ACT), atol=0.001)
@@ -706,8 +742,9 @@ def test_fast_ways_equal_eager(method, device, compile, cudagraphs):
 
     Gradients and metrics of the first step to 1e-5, the parameters after 50 steps to 1e-3.
     """
-    eager = method.learner(device, compile=False, cudagraphs=False, hidden_dim=32, utd=2)
-    fast = method.learner(device, compile=compile, cudagraphs=cudagraphs, hidden_dim=32, utd=2)
+    sizes = {"hidden_dim": 32, "utd": 2, "q_lr_warmup_end": 90}  # a learning rate that a graph or compiled code must see change
+    eager = method.learner(device, compile=False, cudagraphs=False, **sizes)
+    fast = method.learner(device, compile=compile, cudagraphs=cudagraphs, **sizes)
     fast.warm_up()
     assert access.differences(access.state(fast), access.state(eager)) == []
     assert bool(fast.update_graph) == bool(fast.act_graph) == cudagraphs

@@ -22,8 +22,15 @@ def replay_of(cli, env_id: str) -> np.ndarray:
 # --------------------------------------------------------------------------------------------------------------- episodes
 @pytest.mark.parametrize("ends,terminated_at_end", [("truncation", 0.0), ("termination", 1.0)])
 def test_the_last_row_of_an_episode(cli, toy, ends, terminated_at_end):
-    """It holds the episode's own last observation, 7, not the next one's first; only termination stops the bootstrap."""
-    obs, _, reward, terminated, next_obs = replay_of(cli, toy(ends=ends)).T
+    """It holds the episode's own last observation, 7, not the next one's first; only termination stops the bootstrap.
+
+    Actions are stored as the networks give them, in [-1, 1], and played within the environment's bounds, -2 and 4.
+    """
+    played = []
+    env_id = toy(ends=ends, change=lambda env: played.append(float(env.action[0])) if env.number == 0 else None)
+    obs, action, reward, terminated, next_obs = replay_of(cli, env_id).T
+    np.testing.assert_allclose(1 + 3 * action, played, atol=1e-5)
+    assert len(np.unique(action)) == 60
     steps = np.arange(60)
     np.testing.assert_array_equal(obs, steps % 7)
     np.testing.assert_array_equal(next_obs, steps % 7 + 1)
@@ -231,6 +238,33 @@ def test_no_warnings():
 
 def test_dict_observations_are_flattened(cli, toy):
     assert replay_of(cli, toy(Spaces, obs="dict")).shape == (60, 2 * 3 + 1 + 2)
+
+
+BOX = gym.spaces.Box(-9, 9, (2,))
+DICT = gym.spaces.Dict({"b": BOX, "a": gym.spaces.Discrete(3)})  # which sorts its keys
+FLAT = {  # space, an observation, the same flat
+    "dict": (DICT, {"a": 1, "b": [5, 6]}, [0, 1, 0, 5, 6]),
+    "tuple": (gym.spaces.Tuple([BOX, gym.spaces.MultiBinary(2)]), ([0.5, -2], [1, 0]), [0.5, -2, 1, 0]),
+    "integers in a dict": (gym.spaces.Dict({"a": gym.spaces.Box(0, 9, (2,), np.int64)}), {"a": [1.7, 2.2]}, [1, 2]),
+    "discrete": (gym.spaces.Discrete(4, start=2), 4, [0, 0, 1, 0]),
+    "text": (gym.spaces.Text(4, charset="abc"), "ca", [2, 0, 3, 3]),
+    "matrix": (gym.spaces.Box(-9, 9, (2, 2)), [[1, 2], [3, 4]], [1, 2, 3, 4]),
+}
+
+
+@pytest.mark.parametrize("kind", FLAT)
+def test_how_observations_are_flattened(toy, kind):
+    space, value, expected = FLAT[kind]
+
+    class Observes(Counter):
+        def __init__(self):
+            super().__init__()
+            self.observation_space = space
+
+    env = rac_sac.FlatEnv(toy(Observes))
+    flat = env.flat_observation(value)
+    assert (flat.dtype, env.obs_dim) == (np.float32, len(expected))
+    np.testing.assert_allclose(flat, expected)
 
 
 def test_floats_of_a_box_of_integers(toy):

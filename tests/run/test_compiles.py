@@ -19,6 +19,7 @@ from conftest import (
     load_script,
     messages,
     sentence_of,
+    slow_but,
     wait_until,
 )
 from toy_envs import Start
@@ -191,7 +192,7 @@ def test_captured(cli, toy):
     assert graphs.launches == 2 + 2 * steps
 
 
-@every_script
+@slow_but("rac_sac")
 @pytest.mark.parametrize("fails", ["begin", "body", "end", "launched"])
 def test_a_failing_capture(cli, toy, fails):
     """In its body the parameters have changed already. What is compiled stays so."""

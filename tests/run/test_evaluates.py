@@ -233,10 +233,10 @@ ODD_CONDITIONS = [9.0, -1.0, 0.0, np.nan, "0.5", "odd", [0.1, 0.2, 0.3], np.ones
 
 
 @pytest.mark.parametrize("value", ODD_CONDITIONS, ids=repr)
-def test_a_condition_that_no_policy_was_trained_for(cli, toy, value):
+def test_a_condition_that_no_policy_was_trained_for(value):
     """0.1 is one; a text, three values for two rows, or what is outside of the trained range, is not."""
-    policy = make_policy(cli, toy)
-    obs = np.zeros((2, 1))
+    policy = rac_sac.load_policy(FORMAT_3)
+    obs = np.zeros((2, 3))
     assert policy(obs, 0.1).shape == policy(obs, beta=1e-7).shape == (2, 1)
     for give in ({"condition": value}, {"beta": value}):
         with pytest.raises(rac_sac.UserError, match="beta"):
@@ -259,23 +259,24 @@ def test_the_range_of_conditions(cli, toy):
 
 
 @pytest.mark.parametrize("named", [{"gamma": 0.1}, {"beta": 0.1, "gamma": 0.1}, {"k": 1.0}], ids=repr)
-def test_a_condition_of_another_name(cli, toy, named):
-    policy = make_policy(cli, toy)
+def test_a_condition_of_another_name(named):
+    policy = rac_sac.load_policy(FORMAT_3)
     with pytest.raises(rac_sac.UserError, match="beta"):
-        policy(np.zeros(1), **named)
+        policy(np.zeros(3), **named)
 
 
-def test_a_condition_given_twice(cli, toy):
-    policy = make_policy(cli, toy)
+def test_a_condition_given_twice():
+    policy = rac_sac.load_policy(FORMAT_3)
     with pytest.raises(rac_sac.UserError, match="one condition"):
-        policy(np.zeros(1), 0.1, beta=0.2)
+        policy(np.zeros(3), 0.1, beta=0.2)
 
 
 @pytest.mark.parametrize(
-    "obs", [np.zeros(2), np.zeros((1, 1, 1)), np.array([np.nan]), np.array([np.inf]), 1.0, [], "odd"], ids=repr
+    "obs", [np.zeros(2), np.zeros((1, 1, 3)), np.array([0, 0, np.nan]), np.array([0, np.inf, 0]), 1.0, [], "odd"], ids=repr
 )
-def test_an_observation_of_another_shape(cli, toy, obs):
-    policy = make_policy(cli, toy)
+def test_an_observation_of_another_shape(obs):
+    policy = rac_sac.load_policy(FORMAT_3)
+    assert policy(np.zeros(3)).shape == (1,)
     with pytest.raises(rac_sac.UserError, match="obs"):
         policy(obs)
 
@@ -329,12 +330,42 @@ def test_a_policy_of_format_3_is_evaluated(cli):
 
 # ------------------------------------------------------------------------------------------------------- export and video
 @pytest.mark.slow
-def test_the_actor_can_be_exported(whole):
-    """As docs/details.md shows it."""
-    policy = rac_sac.load_policy(whole[0])
-    inputs = (torch.zeros(1, 11), torch.tensor([[policy.best_beta]]).log())
-    exported = torch.export.export(policy.actor, inputs).module()
-    torch.testing.assert_close(exported(*inputs)[0].tanh().numpy()[0], policy(np.zeros(11)))
+def test_the_actor_can_be_exported(cli, toy, monkeypatch):
+    """As docs/details.md shows it, in an environment whose actions are from -2 to 4, and for any number of rows."""
+    cli.call("--env-id", toy(), *cli.brief)
+    monkeypatch.chdir(cli.folder)
+    program = code_of_the_documents("torch.export.export(").replace("runs/NAME", "runs/run")
+    names = {}
+    exec(program, names)
+    policy = names["policy"]
+    low, high = policy.low, policy.high
+    assert (low, high) == (-2, 4)
+    actor = torch.export.load("actor.pt2").module()
+    for rows in (1, 2, 5):
+        obs = torch.randn(rows, 1)
+        mean, _ = actor(obs, torch.full((rows, 1), policy.best_beta).log())
+        action = (low + high) / 2 + (high - low) / 2 * np.tanh(mean.numpy())
+        np.testing.assert_allclose(action, policy(obs.numpy()), rtol=1e-5, atol=1e-6)
+    assert "(low + high) / 2 + (high - low) / 2 * np.tanh(mean.numpy())" in (ROOT / "docs/details.md").read_text()
+
+
+def code_of_the_documents(part: str) -> str:
+    """The program in docs/details.md that has `part` in it."""
+    programs = re.findall(r"```python\n(.*?)```", (ROOT / "docs/details.md").read_text(), re.S)
+    (program,) = [text for text in programs if part in text]
+    return program
+
+
+def test_the_environment_of_the_documents(cli, monkeypatch):
+    """It is found by its module, whose name its runs have too."""
+    (cli.folder / "my_module.py").write_text(code_of_the_documents("class MyEnv"))
+    monkeypatch.syspath_prepend(cli.folder)
+    cli.call("--env-id", "my_module:MyEnv-v0", *cli.tiny, "--total-timesteps", "210")
+    (run_dir,) = (cli.folder / "runs").iterdir()
+    assert run_dir.name.startswith("my_module_MyEnv-v0__rac_sac__1__")
+    result = cli.call("--evaluate", run_dir)
+    assert result.stdout.startswith("my_module:MyEnv-v0, step 210")
+    assert len(table(result.stdout)) == 3
 
 
 def test_a_video_without_a_renderer(cli, toy):

@@ -344,6 +344,24 @@ def test_settings_of_torch_follow_the_arguments(cli, toy):
         assert torch.are_deterministic_algorithms_enabled() == deterministic
 
 
+@pytest.mark.parametrize("exact,precision", [(True, "medium"), (False, "highest")])
+def test_the_automatic_precision_is_exact(monkeypatch, capsys, exact, precision):
+    """Medium is taken where it is float32, on CPUs without AMX; elsewhere a line says what it would be."""
+    if not exact:
+        monkeypatch.setattr(torch, "bmm", lambda a, b: (a.bfloat16().double() @ b.bfloat16().double()).float())
+    else:
+        monkeypatch.setattr(torch, "bmm", lambda a, b: (a.double() @ b.double()).float())
+    rac_sac.set_up_torch(rac_sac.check_args(rac_sac.Args()), torch.device("cpu"))
+    assert torch.get_float32_matmul_precision() == precision
+    assert ("--matmul-precision medium would be" in capsys.readouterr().err) == (not exact)
+
+
+def test_the_warm_up_counts_the_steps_of_the_run(cli, toy):
+    """After 60 environment steps it is half-way from step 40 to step 80."""
+    cli.call("--env-id", toy(), *cli.brief, "--q-lr-warmup-end", "80")
+    assert checkpoint_of(cli.run_dir)["tensors"]["q_lr"].item() == pytest.approx((3e-5 + 3e-4) / 2)
+
+
 PROGRAM = """
 import rac_sac
 import numpy as np

@@ -54,10 +54,11 @@ def test_sigkill_and_resume_is_exact(cli, whole):
         assert checkpoint_of(cut)["state"]["step"] < 500  # a checkpoint is whole at every moment
         arguments = ("--resume", cut)
     assert checkpoint_of(cut)["state"]["step"] > 200
-    cli.run("--resume", cut)
+    cli.call("--resume", cut, "--eval-workers", "0")
     assert_same_run(whole[0], cut)
 
 
+@pytest.mark.slow
 def test_killed_before_the_first_timed_checkpoint(cli, whole):
     """It starts again from step 0."""
     with cli.held("cut", "--checkpoint-seconds", "1000", at=260) as (process, cut):
@@ -427,10 +428,17 @@ def test_an_environment_with_more_observations(cli, toy):
 
     cli.call("--env-id", toy(Wide), *cli.brief)
     observes["shape"] = (2,)
-    line = sentence_of(grow_and_fail(cli))
-    assert "1" in line
-    assert "2" in line
+    assert sentence_of(grow_and_fail(cli)).endswith(" of observation size 1; here it has 2.")
     assert "1 observations" in sentence_of(cli.call("--evaluate", cli.run_dir, code=2))
+
+
+@pytest.mark.parametrize("device,used", [("cuda", True), ("cpu", False)])
+def test_cuda_graphs_are_tried_again_where_there_can_be_some(capsys, device, used):
+    """As the message says where they have failed: --resume with --cudagraphs."""
+    saved = rac_sac.check_args(rac_sac.Args(cudagraphs=False))
+    asked = rac_sac.dataclasses.replace(saved, resume="run", cudagraphs=True)
+    assert rac_sac.resumed(asked, saved, saved, device).cudagraphs is used
+    assert ("not used: cudagraphs" in capsys.readouterr().err) is not used
 
 
 def test_an_environment_of_another_version(cli):

@@ -24,7 +24,7 @@ from PIL import Image, ImageDraw, ImageFont
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from rac_sac import UserError, first_line, follow_the_body, load_policy, load_policy_file
 
-GREY_OF_ONE_THAT_FELL = 0.45  # the brightness of the last picture of an episode that has ended
+GREY_OF_ONE_THAT_FELL = 0.45  # the brightness of its last picture
 
 
 @dataclass
@@ -61,7 +61,7 @@ def play(env: gym.Env, policy, beta: float, options: Options) -> Episode:
         steps += 1
         due = 1 + int(steps * env.unwrapped.dt * options.frames_per_second + 1e-9)  # by now, with that of the initial state
         missing = min(due, wanted) - len(frames)
-        for _ in range(max(missing, int(terminated))):  # the last picture shows the fall
+        for _ in range(max(missing, int(terminated or truncated))):  # the last picture shows the end
             frames.append(env.render())
             returns.append(total)
     return Episode(frames, returns, terminated, truncated)
@@ -77,7 +77,7 @@ def labelled(frame: np.ndarray, lines: tuple[str, str], brightness: float) -> Im
 
 
 def animation(episodes: list[Episode], betas: list[float]) -> list[Image.Image]:
-    """The episodes beside each other, each standing still once it has ended: in grey by a fall, else by the time limit."""
+    """The episodes beside each other, each standing still once it has ended, in grey if it fell."""
     count = max(len(episode.frames) for episode in episodes)
     pictures = []
     for number in range(count):

@@ -22,7 +22,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from tqdm import tqdm
 
 import rac_sac
-from rac_sac import FlatEnv, NonFinite, TrainingError, UserError, append_row, first_line, seeds_for, tell, write_whole
+from rac_sac import FlatEnv, NonFinite, TrainingError, UserError, append_row, first_line, rank, seeds_for, tell, write_whole
 
 PROGRAM = Path(__file__).resolve().with_name("baselines.py")
 SOURCES = (PROGRAM, Path(__file__), Path(__file__).with_name("mbpo.py"))
@@ -53,11 +53,14 @@ def load_file(path: Path, arguments) -> dict:
 
 
 def restore(model, content: dict) -> None:
-    """Take over networks, optimisers, counters and replay of a checkpoint."""
+    """Take over networks, optimisers, counters and replay of a checkpoint; UserError if they do not fit."""
     model.num_timesteps = content["step"]
     model._n_updates = content["updates"]
     # A copy, or Adam's moments would stay in the file, which the next checkpoint replaces.
-    model.set_parameters(copy.deepcopy(content["parameters"]), device=model.device)
+    try:
+        model.set_parameters(copy.deepcopy(content["parameters"]), device=model.device)
+    except RuntimeError:
+        raise UserError(f"the saved networks do not have the shapes that this {PROGRAM.name} gives them.") from None
     if content["log_ent_coef"] is not None:
         model.log_ent_coef.data.copy_(content["log_ent_coef"])
     replay = model.replay_buffer
@@ -68,18 +71,19 @@ def restore(model, content: dict) -> None:
     replay.full = size == replay.buffer_size
 
 
-def play_returns(model, envs: list[FlatEnv], seeds: list[int]) -> np.ndarray:
-    """Undiscounted returns (E,) of one deterministic episode from each seed, all E in step.
+def play_returns(model, envs: list[FlatEnv], seeds: list[int]) -> tuple[np.ndarray, list[str]]:
+    """Undiscounted returns (E,) of one deterministic episode from each seed, all E in step, and what went wrong.
 
-    An episode with a non-finite number ends there, and a line says so.
+    An episode with a non-finite number ends there.
     """
     obs = np.zeros((len(envs), *envs[0].observation_space.shape), np.float32)
     returns = np.zeros(len(envs))
     running = np.ones(len(envs), bool)
+    faults = []
 
     def cut_short(i: int, fault: NonFinite) -> None:
         running[i] = False
-        tell(f"evaluation, episode {i + 1}: {fault}; the episode counts as far as it went")
+        faults.append(f"episode {i + 1}: {fault}; the episode counts as far as it went")
 
     for i, seed in enumerate(seeds):
         try:
@@ -96,7 +100,7 @@ def play_returns(model, envs: list[FlatEnv], seeds: list[int]) -> np.ndarray:
                 continue
             returns[i] += reward
             running[i] = not (terminated or truncated)
-    return returns
+    return returns, faults
 
 
 class Stopped(Exception):
@@ -277,10 +281,14 @@ class Run:
 
     def evaluate(self) -> None:
         """A row of eval.csv. The std over episodes is the population one."""
-        returns = play_returns(self.model, self.envs, seeds_for(self.args.seed, 0, 0, self.args.eval_episodes))
+        returns, faults = play_returns(self.model, self.envs, seeds_for(self.args.seed, 0, 0, self.args.eval_episodes))
         last = {"step": self.step, "best_return": float(returns.mean()), "best_return_std": float(returns.std())}
+        if faults:
+            last["cut_short"] = True
+        for fault in faults:
+            tell(f"evaluation of step {self.step}, {fault}")
         self.state.last = last
-        if last["best_return"] >= self.state.best.get("best_return", -math.inf):
+        if not self.state.best or rank(last) >= rank(self.state.best):
             self.state.best = last
         values = {f"eval/{name}": last[name] for name in ("best_return", "best_return_std")}
         self.log("eval.csv", {"global_step": self.step, "charts/wall_seconds": round(self.seconds, 1), **values})

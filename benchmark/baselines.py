@@ -2,8 +2,8 @@
 
     python benchmark/baselines.py --algorithm tqc --env-id Hopper-v4
 
-Evaluation (the same steps, the same initial states) is that of rac_sac.py, and the command line a part of its. There is one
-policy, no beta; only the last one is kept, in the checkpoint. benchmark/README.md has the hyperparameters and their sources.
+Evaluation (the same steps, the same initial states) is that of rac_sac.py; the command line has some of its arguments. There is
+one policy and no beta; only the last policy is kept, in the checkpoint. benchmark/README.md has the hyperparameters and sources.
 Resuming goes on from networks, optimisers and replay with a new episode and new random numbers: it is not bit for bit what an
 uninterrupted run would have been.
 """
@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 import torch
 import tyro
-from experiments import STEPS, UTD, name_in_gymnasium, of_environment
+from experiments import STEPS, UTD, name_in_gymnasium, of_environment, of_gymnasium
 from gymnasium.spaces import Box
 from gymnasium.wrappers import TransformObservation
 from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
@@ -80,7 +80,7 @@ def check_args(args: Args) -> Args:
         first = error.errors()[0]
         raise UserError(f"{first['loc'][0]} is {first['input']}; {first['msg'].replace('Input should', 'it must')}.") from None
     args.total_timesteps = args.total_timesteps or of_environment(STEPS, args.env_id)
-    args.utd = args.utd or of_environment(UTD.get(args.algorithm, 1), args.env_id)
+    args.utd = args.utd or of_gymnasium(UTD.get(args.algorithm, 1), args.env_id)
     args.exp_name = args.exp_name or args.algorithm
     smallest = max(args.learning_starts, args.batch_size)
     for name in ("buffer_size", "total_timesteps"):
@@ -100,15 +100,10 @@ def check_args(args: Args) -> Args:
     return args
 
 
-def setting_of(table: dict, env_id: str):
-    """A setting of an algorithm's authors in an environment of Gymnasium's; table[""] for all others, whatever their name."""
-    return table.get(name_in_gymnasium(env_id), table[""])
-
-
 def make_env(args: Args):
     """The environment with the observations that the algorithm sees: MBPO's model has the first 45 of Humanoid, 27 of Ant."""
     env = FlatEnv(args.env_id)
-    seen = setting_of(mbpo.SETTINGS, args.env_id).obs_dim
+    seen = of_gymnasium(mbpo.SETTINGS, args.env_id).obs_dim
     if args.algorithm == "mbpo" and seen:
         env = TransformObservation(env, lambda obs: obs[:seen], Box(-np.inf, np.inf, (seen,), np.float32))
     return env
@@ -130,10 +125,10 @@ def make_model(args: Args, env, step: int = 0):
         algorithm = TQC
         widths = {"pi": [args.hidden_dim] * 2, "qf": [2 * args.hidden_dim] * 3}
         networks = {"net_arch": widths, "n_critics": 5, "n_quantiles": 25}
-        own = {"top_quantiles_to_drop_per_net": setting_of(QUANTILES_TO_DROP, args.env_id)}
+        own = {"top_quantiles_to_drop_per_net": of_gymnasium(QUANTILES_TO_DROP, args.env_id)}
     elif args.algorithm == "mbpo":
         algorithm = mbpo.MBPO
-        own = {"settings": setting_of(mbpo.SETTINGS, args.env_id), "terminated": mbpo.TERMINATIONS[args.termination]}
+        own = {"settings": of_gymnasium(mbpo.SETTINGS, args.env_id), "terminated": mbpo.TERMINATIONS[args.termination]}
     device = "cuda" if args.cuda is not False and torch.cuda.is_available() else "cpu"
     model = algorithm(
         "MlpPolicy",
@@ -193,7 +188,9 @@ def evaluate_run(args: Args, saved: dict) -> None:
     envs = [make_env(args) for _ in range(args.eval_episodes)]
     model = make_model(args, envs[0])
     model.set_parameters(saved["parameters"], device=model.device)
-    returns = play_returns(model, envs, seeds_for(args.seed, 1, 0, args.eval_episodes))
+    returns, faults = play_returns(model, envs, seeds_for(args.seed, 1, 0, args.eval_episodes))
+    for fault in faults:
+        tell(fault)
     step, mean, std = saved["step"], returns.mean(), returns.std()
     text = f"global_step,return,return_std,best_in_training\n{step},{mean},{std},1\n"
     write_whole(run_dir / "evaluate.csv", lambda file: file.write(text.encode()))

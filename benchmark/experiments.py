@@ -159,6 +159,11 @@ def of_environment(value, env_id: str):
     return value.get(short_name(env_id), value[""]) if isinstance(value, dict) else value
 
 
+def of_gymnasium(value, env_id: str):
+    """The same, but an environment with a module or namespace is one of the others, whatever its name."""
+    return value.get(name_in_gymnasium(env_id), value[""]) if isinstance(value, dict) else value
+
+
 def variant(name: str, env_id: str) -> tuple[str, str]:
     """(script, flags) of a variant, by experiment name; raises KeyError for another name."""
     base = name.removeprefix(SMOKE)

@@ -13,6 +13,7 @@ from experiments import (
     VANILLA_BETA,
     VARIANTS,
     of_environment,
+    of_gymnasium,
     short_name,
     variant,
 )
@@ -51,7 +52,7 @@ def expected(exp_name: str, env_id: str, kept: Path | None = None) -> dict | Non
         "beta": of_environment(VANILLA_BETA, env_id),
         "eval_beta_max": settings.get("train_beta_max"),
         "eval_k_max": settings.get("train_k_max"),
-        "utd": of_environment(UTD.get(settings.get("algorithm"), 1), env_id),
+        "utd": of_gymnasium(UTD.get(settings.get("algorithm"), 1), env_id),
         "target_entropy": -ACTION_DIM[short_name(env_id)] if short_name(env_id) in ACTION_DIM else None,
     }
     settings.update({key: value for key, value in filled.items() if key in settings and settings[key] is None})

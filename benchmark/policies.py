@@ -25,7 +25,7 @@ EPISODES = 10  # those that rac_sac.py --evaluate plays by default
 @dataclass
 class Options:
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    out: Path = POLICIES  # gets <env_id>.pt of each run
+    out: Path = POLICIES  # gets <env_id>.pt of each run, with _ for / and :
 
 
 class Episodes(NamedTuple):

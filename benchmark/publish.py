@@ -29,6 +29,12 @@ CURVES = {
 }
 
 
+def logged_of(group) -> dict:
+    """By what Weights & Biases finds the runs of a group."""
+    wanted = {"exp_name": group.exp_name, "env_id": group.env_id, **group.told_apart_by}
+    return {name: value for name, value in wanted.items() if value is not None and name not in NOT_LOGGED}
+
+
 def build_specification(tables: list, groups: list, entity: str, project: str):
     """The report as an object of wandb-workspaces that is not saved yet.
 
@@ -40,9 +46,7 @@ def build_specification(tables: list, groups: list, entity: str, project: str):
     def run_set(group):
         # A run set that names its project makes wandb-workspaces ask the server for the project's number, which needs a
         # login. One without a project is of the report's own project: the same runs, and nothing to ask.
-        wanted = {"exp_name": group.exp_name, "env_id": group.env_id, **group.told_apart_by}
-        logged = {name: value for name, value in wanted.items() if value is not None and name not in NOT_LOGGED}
-        filters = [expr.Config(name) == value for name, value in logged.items()]
+        filters = [expr.Config(name) == value for name, value in logged_of(group).items()]
         return wr.Runset(name=group.label, filters=filters, groupby=["config.exp_name"])
 
     def grid(groups: list, curves: dict):
@@ -112,14 +116,13 @@ def publish(tables: list, groups: list, path: Path, entity: str | None, project:
     entity = entity or min(of_runs["entity"], default="")
     if others := of_runs["project_name"] - {project}:
         print(f"warning: runs of the projects {', '.join(sorted(others))} are not in a report of {project}", file=sys.stderr)
-    try:
-        report = build_specification(tables, tracked, entity, project)
-        content = specification(report)
-    except SyntaxError:  # wandb-workspaces writes filters as Python and reads them again
-        names = ", ".join(sorted({group.exp_name for group in tracked}))
-        print(f"not published: wandb-workspaces takes no quotes in the names or settings of runs ({names})", file=sys.stderr)
+    values = {str(value) for group in tracked for value in logged_of(group).values()}
+    if bad := sorted(value for value in values if {"'", "\\", "\n"} & set(value)):
+        # wandb-workspaces writes filters as Python, in single quotes
+        print(f"not published: {bad[0]!r}, a name or setting of a run, has a ' or \\ in it", file=sys.stderr)
         return
-    write_whole(path, json.dumps(content, indent=2))
+    report = build_specification(tables, tracked, entity, project)
+    write_whole(path, json.dumps(specification(report), indent=2))
     upload(report, path)
 
 

@@ -189,7 +189,7 @@ def measure_or_explain(script: Path, snapshot: Path, best: float, sizes: Sizes) 
     try:
         return measure_snapshot(script, snapshot, best, sizes), ""
     except Exception as error:
-        return None, f"{snapshot} cannot be measured: {error}"
+        return None, str(error) or repr(error)
 
 
 def sizes_of(sizes: Sizes) -> dict[str, int]:
@@ -222,7 +222,7 @@ def warn_of_gamma(gamma: float, max_steps: int) -> None:
 def measure_run(options: Options) -> list[str]:
     """Measure every snapshot that has not been measured with these sizes, and write bias.csv.
 
-    Returns what is wrong with those that cannot be measured; the others are measured all the same.
+    Returns a sentence for each reason why some cannot be measured; the others are measured all the same.
     """
     run = options.run
     try:
@@ -257,14 +257,14 @@ def measure_run(options: Options) -> list[str]:
     reader, lifeline = context.Pipe(duplex=False)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     workers = max(1, min(options.workers or cores, len(due)))
-    problems = []
+    unmeasurable: dict[str, list[int]] = {}  # steps of snapshots by reason
     with ProcessPoolExecutor(workers, context, start_worker, (script.resolve(), reader)) as pool:
         try:
-            tasks = [pool.submit(measure_or_explain, script.resolve(), snapshots[step], best[step], sizes) for step in due]
+            tasks = {pool.submit(measure_or_explain, script.resolve(), snapshots[step], best[step], sizes): step for step in due}
             for task in tqdm(as_completed(tasks), "value bias", len(tasks), unit="snapshot", disable=not tasks):
-                row, problem = task.result()
-                if problem:
-                    problems.append(problem)
+                row, reason = task.result()
+                if reason:
+                    unmeasurable.setdefault(reason, []).append(tasks[task])
                     continue
                 kept.append(row)
                 kept.sort(key=lambda row: int(row["global_step"]))
@@ -273,7 +273,10 @@ def measure_run(options: Options) -> list[str]:
             raise UserError("a worker has died; the same command goes on, with --workers 1 in less memory.") from None
         finally:
             lifeline.close()  # ends the workers, also in the middle of a snapshot
-    return problems
+    return [
+        f"{snapshots[min(steps)]}{f' and {len(steps) - 1} more' if len(steps) > 1 else ''} cannot be measured: {reason}"
+        for reason, steps in unmeasurable.items()
+    ]
 
 
 def write_rows(path: Path, rows: list[dict]) -> None:

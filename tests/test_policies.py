@@ -29,8 +29,9 @@ def test_every_policy_is_in_the_table():
 
 @pytest.mark.parametrize("env_id", rows())
 def test_a_policy_does_what_its_row_states(env_id):
-    """Three episodes that its row is not of: forward, and over 0.6 of the return. Standing still is not walking, and on another
-    processor, which rounds differently, one of Walker2d's episodes in a few is short.
+    """Forward, and with over 0.6 of the return, in three other episodes; standing still is not walking.
+
+    Not more, for on another processor, which rounds differently, a few of Walker2d's episodes end early.
     """
     path = FOLDER / f"{env_id}.pt"
     step, beta, score, _, distance, _ = rows()[env_id]
@@ -54,10 +55,11 @@ def test_a_run_is_copied_and_its_row_printed(tmp_path, monkeypatch, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["Walker2d-v4.pt"]
 
 
-def test_an_environment_of_a_module_is_copied(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("separator", "/:")
+def test_an_environment_of_a_namespace_is_copied(tmp_path, monkeypatch, capsys, separator):
     """The name of its file has no separators, as that of a run directory."""
     file = policies.load_policy_file(FOLDER / "Hopper-v4.pt")
-    file = file._replace(args=dataclasses.replace(file.args, env_id="mine/Hopper-v4"))
+    file = file._replace(args=dataclasses.replace(file.args, env_id=f"mine{separator}Hopper-v4"))
     monkeypatch.setattr(policies, "load_policy_file", lambda path: file)
     monkeypatch.setattr(policies, "row", lambda run, file: "a row")
     run = ROOT / "benchmark/results/default_biases/Hopper-v4__rac_sac__4"

@@ -33,8 +33,9 @@ def test_three_betas(cli, tmp_path):
 
 
 @pytest.mark.parametrize("frames_per_second", [5, 20, 40])
-def test_a_film_takes_as_long_as_what_it_shows(monkeypatch, frames_per_second):
-    """Also with more than a frame, or less than one, for each step of the simulator."""
+@pytest.mark.parametrize("end", [None, "terminated", "truncated"])
+def test_a_film_takes_as_long_as_what_it_shows(monkeypatch, frames_per_second, end):
+    """Also with more than a frame, or less than one, for each step of the simulator; its last picture is of the last step."""
     monkeypatch.setenv("MUJOCO_GL", "egl")  # which the program would set, and for other tests too
     monkeypatch.syspath_prepend(ROOT / "benchmark")
     import animate
@@ -49,14 +50,21 @@ def test_a_film_takes_as_long_as_what_it_shows(monkeypatch, frames_per_second):
 
         def step(self, action):
             self.steps += 1
-            return 0, 1.0, False, False, {}
+            over = self.steps == 27
+            return 0, 1.0, over and end == "terminated", over and end == "truncated", {}
 
         def render(self):
             return self.steps
 
     env = Env()
     options = animate.Options(Path(), seconds=2.0, frames_per_second=frames_per_second)
-    frames, returns, *_ = animate.play(env, lambda obs, beta: 0, 0.1, options)
+    frames, returns, terminated, truncated = animate.play(env, lambda obs, beta: 0, 0.1, options)
+    assert (terminated, truncated) == (end == "terminated", end == "truncated")
+    assert returns == frames  # a reward of 1 in each step
+    if end:
+        assert frames[-1] == 27
+        assert len(frames) <= 27 * env.dt * frames_per_second + 2
+        return
     assert len(frames) == len(returns) == 2 * frames_per_second
     shown_at = [number / frames_per_second for number in range(len(frames))]
     assert all(abs(steps * env.dt - at) <= env.dt for steps, at in zip(frames, shown_at, strict=True))

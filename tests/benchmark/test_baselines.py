@@ -138,18 +138,32 @@ def test_evaluate_on_its_own(cli):
 
 
 def test_an_evaluation_with_non_finite_numbers(cli, toy):
-    """An episode counts as far as it went, as with the scripts; the run goes on."""
-    breaks = [0, 3]  # the step of two episodes of each evaluation in which they break; an observation before it is finite
+    """An episode counts as far as it went, but such an evaluation is the best only where there is no other; the run goes on.
+
+    Rewards are 1 in three steps and then -1: 3 - 4 in a whole episode, more in one that is cut short.
+    """
+    nan = np.full(1, np.nan)
+    breaking = []  # the environments of an evaluation's two episodes, behind the one that is looked at and the one that trains
+
+    class Breaks(toy_envs.Counter):
+        def reset(self, seed=None, options=None):
+            obs, info = super().reset(seed=seed)
+            if self.number in (2, 3):
+                breaking.append(self.number)
+            return (nan if breaking.count(2) == 2 and self.number == 2 else obs), info
 
     def change(env):
-        evaluates = env.number >= 2  # behind the one that is looked at first and the one that trains
-        return {"obs": np.full(1, np.nan)} if evaluates and env.count == breaks[env.number % 2] else {}
+        breaks = env.number == 3 and breaking.count(3) in (1, 3) and env.count == 3
+        return {"reward": 1.0 if env.count <= 3 else -1.0, **({"obs": nan} if breaks else {})}
 
-    result = cli.call(*cli.tiny, "--env-id", toy(change=change), "--run-name", "run", "--total-timesteps", "300")
-    said = "evaluation, episode 2: the environment returned a non-finite observation: [nan]; the episode counts as far as it went"
-    assert messages(result.stderr) == [said] * 2
+    env_id = toy(Breaks, change=change)
+    result = cli.call(*cli.tiny, "--env-id", env_id, "--run-name", "run", "--total-timesteps", "500")
+    end = "the environment returned a non-finite observation: [nan]; the episode counts as far as it went"
+    cut = (("200", 2), ("300", 1), ("400", 2))
+    assert messages(result.stderr) == [f"evaluation of step {step}, episode {episode}: {end}" for step, episode in cut]
     evaluated = rows(cli.folder / "runs/run/eval.csv")
-    assert [float(row["eval/best_return"]) for row in evaluated] == [(7 + 2) / 2] * 2
+    assert [float(row["eval/best_return"]) for row in evaluated] == [(-1 + 2) / 2, -1 / 2, (-1 + 2) / 2, -1]
+    assert "best evaluation: return -1.0 ± 0.0, step 500\n" in result.stdout
 
 
 def test_an_environment_may_change_the_directory(cli, toy):

@@ -302,5 +302,9 @@ def test_the_settings_of_a_name_are_gymnasiums_own():
     import baselines
 
     for table in (mbpo.SETTINGS, baselines.QUANTILES_TO_DROP):
-        assert baselines.setting_of(table, "Hopper-v5") == table["Hopper"]
-        assert baselines.setting_of(table, "my_module:Hopper-v0") == baselines.setting_of(table, "mine/Hopper-v0") == table[""]
+        assert baselines.of_gymnasium(table, "Hopper-v5") == table["Hopper"]
+        assert (
+            baselines.of_gymnasium(table, "my_module:Hopper-v0") == baselines.of_gymnasium(table, "mine/Hopper-v0") == table[""]
+        )
+    for env_id, utd in (("HalfCheetah-v4", 40), ("mine/HalfCheetah-v4", 20)):
+        assert baselines.check_args(baselines.Args("mbpo", env_id=env_id, termination="never")).utd == utd

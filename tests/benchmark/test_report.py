@@ -1074,10 +1074,11 @@ def test_untracked_runs_are_not_published(tmp_path, report):
 
 
 def test_a_name_that_cannot_be_published(tmp_path, report):
-    """wandb-workspaces reads filters as Python, in which a quote ends a name."""
+    """wandb-workspaces writes filters as Python, in which a quote ends a name."""
+    make_run(tmp_path / "runs", "plain", "Ant-v4", 1, {1000: 5}, tracked=True)
     make_run(tmp_path / "runs", "tom's", "Ant-v4", 1, {1000: 5}, tracked=True)
     _, err, text = report("runs", "--publish")
-    assert err == "not published: wandb-workspaces takes no quotes in the names or settings of runs (tom's)\n"
+    assert err == "not published: \"tom's\", a name or setting of a run, has a ' or \\ in it\n"
     assert "tom's" in text
 
 

@@ -207,7 +207,7 @@ def test_bias_of_a_run(cli, measure, tmp_path):
     assert [row["global_step"] for row in others] == ["200"] and others[0]["max_steps"] == "29"
 
 
-def test_what_cannot_be_measured_does_not_stop_the_rest(cli, measure):
+def test_what_cannot_be_measured_does_not_stop_the_rest(cli, measure, monkeypatch):
     """It is named, and measured once it is mended."""
     run = cli.train("run", "--total-timesteps", "300", "--snapshot-frequency", "100")
     broken = run / "snapshots/step-200.pt"
@@ -218,6 +218,17 @@ def test_what_cannot_be_measured_does_not_stop_the_rest(cli, measure):
     assert f"error: {broken} cannot be measured: {broken} is damaged" in said
     assert "step      300: bias" in said
     broken.write_bytes(whole)
+
+    def refuse(*arguments):
+        raise ValueError("no such environment")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(value_bias, "measure", refuse)
+        said, rows_now = measure(run, *SMALL[:-1], "29", code=2)
+    first = run / "snapshots/step-200.pt"
+    assert said.splitlines()[-1] == f"error: {first} and 1 more cannot be measured: no such environment"
+    assert rows_now == []
+    next(run.glob("bias-before-*.csv")).rename(run / "bias.csv")
     _, again = measure(run, *SMALL)
     assert [row["global_step"] for row in again] == ["200", "300"]
     assert again[1] == rows[0]

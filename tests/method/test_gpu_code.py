@@ -137,16 +137,16 @@ def check_all_of_it_can_be_captured(script, monkeypatch):
     assert places(learner) == before, "a captured graph writes where its tensors were"
 
 
-@pytest.mark.kinds("itm", "vanilla")
+@pytest.mark.kinds("sac", "itm")
 def test_all_of_it_can_be_captured(script, monkeypatch):
     """One graph for each kind of inputs; nothing on the CPU, nothing that waits for the device, no buffer in another place."""
     check_all_of_it_can_be_captured(script, monkeypatch)
 
 
 @pytest.mark.slow
-@pytest.mark.kinds("sac", "td3")
-def test_all_of_it_can_be_captured_without_subsets(script, monkeypatch):
-    """Those that draw no subsets, whose random numbers are tensors of their own."""
+@pytest.mark.kinds("td3", "vanilla")
+def test_all_of_the_other_two_can_be_captured(script, monkeypatch):
+    """Apart, for each takes many seconds."""
     check_all_of_it_can_be_captured(script, monkeypatch)
 
 

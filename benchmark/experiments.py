@@ -160,7 +160,7 @@ def of_environment(value, env_id: str):
 
 
 def of_gymnasium(value, env_id: str):
-    """The same, but an environment with a module or namespace is one of the others, whatever its name."""
+    """As of_environment(), but an environment with a module or namespace is one of the others, whatever its name."""
     return value.get(name_in_gymnasium(env_id), value[""]) if isinstance(value, dict) else value
 
 

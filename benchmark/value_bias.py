@@ -219,12 +219,8 @@ def warn_of_gamma(gamma: float, max_steps: int) -> None:
         print(f"warning: {cut}, which then counts as bias of Q{enough}", file=sys.stderr)
 
 
-def measure_run(options: Options) -> list[str]:
-    """Measure every snapshot that has not been measured with these sizes, and write bias.csv.
-
-    Returns a sentence for each reason why some cannot be measured; the others are measured all the same.
-    """
-    run = options.run
+def script_of(run: Path) -> tuple[Path, float]:
+    """The script that a run has kept, which can be loaded, and the run's gamma; UserError where there is none."""
     try:
         config = json.loads((run / "config.json").read_text())
         script, gamma = run / f"{config['script']}.py", config["args"].get("gamma", 0.0)
@@ -236,6 +232,16 @@ def measure_run(options: Options) -> list[str]:
         load_script(script.resolve())  # what is wrong with it, workers could not say
     except Exception as error:
         raise UserError(f"{script} cannot be loaded: {error}.") from None
+    return script, gamma
+
+
+def measure_run(options: Options) -> list[str]:
+    """Measure every snapshot that has not been measured with these sizes, and write bias.csv.
+
+    Returns a sentence for each reason why some cannot be measured; the others are measured all the same.
+    """
+    run = options.run
+    script, gamma = script_of(run)
     snapshots = snapshots_of(run)
     if not snapshots:
         raise UserError(f"{run} has no snapshots; --snapshot-frequency of its script writes them.")
@@ -273,10 +279,11 @@ def measure_run(options: Options) -> list[str]:
             raise UserError("a worker has died; the same command goes on, with --workers 1 in less memory.") from None
         finally:
             lifeline.close()  # ends the workers, also in the middle of a snapshot
-    return [
-        f"{snapshots[min(steps)]}{f' and {len(steps) - 1} more' if len(steps) > 1 else ''} cannot be measured: {reason}"
-        for reason, steps in unmeasurable.items()
-    ]
+    sentences = []
+    for reason, steps in unmeasurable.items():
+        others = f" and {len(steps) - 1} more" if len(steps) > 1 else ""
+        sentences.append(f"{snapshots[min(steps)]}{others} cannot be measured: {reason}")
+    return sentences
 
 
 def write_rows(path: Path, rows: list[dict]) -> None:

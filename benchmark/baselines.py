@@ -1,138 +1,126 @@
-"""The paper's baselines SAC, TD3, TQC, TQC20 and MBPO by Stable-Baselines3, as runs beside those of the scripts.
+"""The paper's baselines SAC, TD3, TQC, TQC20 and MBPO by Stable-Baselines3, evaluated as the scripts evaluate theirs.
 
     python benchmark/baselines.py --algorithm tqc --env-id Hopper-v4
+    python benchmark/baselines.py --resume runs/RUN --total-timesteps 400000
+    python benchmark/baselines.py --evaluate runs/RUN
 
-Evaluation (the same steps, the same initial states) is that of rac_sac.py; the command line has some of its arguments. There is
-one policy and no beta; only the last policy is kept, in the checkpoint. benchmark/README.md has the hyperparameters and sources.
-Resuming goes on from networks, optimisers and replay with a new episode and new random numbers: it is not bit for bit what an
-uninterrupted run would have been.
+The command line and the files of a run directory are those of rac_sac.py, as far as they apply: there is one policy and no beta,
+and only the last policy is kept, in checkpoint.pt. benchmark/README.md has the hyperparameters and their sources. Resuming goes
+on from networks, optimisers and replay with a new episode and new random numbers; it is not exact.
 """
 
 import dataclasses
+import json
 import os
+import re
+import shlex
 import signal
+import subprocess
 import sys
 import time
-import traceback
+import zipfile
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # before torch loads OpenMP, as in the scripts
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import gymnasium as gym
 import numpy as np
-import torch
+import pandas as pd
 import tyro
-from experiments import STEPS, UTD, name_in_gymnasium, of_environment, of_gymnasium
-from gymnasium.spaces import Box
-from gymnasium.wrappers import TransformObservation
-from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
+from mbpo import MBPO, settings_of
+from sb3_contrib import TQC
+from stable_baselines3 import SAC, TD3
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.noise import NormalActionNoise
+from tqdm import tqdm
 
-from rac_sac import FlatEnv, TrainingError, UserError, catch_signals, hold, leave, merged, resumed, seeds_for, tell, write_whole
-
-try:
-    import mbpo
-    from baseline_run import Run, load_file, play_returns
-    from sb3_contrib import TQC
-    from stable_baselines3 import SAC, TD3
-    from stable_baselines3.common.logger import Logger
-    from stable_baselines3.common.noise import NormalActionNoise
-except ImportError as error:
-    print(f"error: {error.name} is not installed: pip install -r benchmark/requirements.txt", file=sys.stderr)
-    sys.exit(2)
-
-SCRIPT = Path(__file__).stem
-QUANTILES_TO_DROP = {"Hopper": 5, "HalfCheetah": 0, "": 2}  # of each of TQC's critics, by its paper
+QUANTILES_TO_DROP = {"Hopper": 5, "HalfCheetah": 0}  # of each of TQC's critics, by its paper; others 2
+REPLAY = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
+METRICS = {  # column of train.csv -> Stable-Baselines3's name; values of the last environment step
+    "losses/qf_loss": "train/critic_loss",
+    "losses/actor_loss": "train/actor_loss",
+    "losses/alpha": "train/ent_coef",
+    "model/holdout_error": "model/holdout_error",
+    "model/rollout_length": "model/rollout_length",
+}
 
 
 @dataclasses.dataclass
 class Args:
-    __pydantic_config__ = ConfigDict(allow_inf_nan=False)
-
     algorithm: Literal["sac", "td3", "tqc", "tqc20", "mbpo"] = "sac"  # the baseline; tqc20 is TQC with 20 gradient steps a step
     exp_name: str | None = None  # the name of this experiment; by default the algorithm's
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 1  # networks, noise, environments and evaluation all follow from it
+    seed: int = 1  # networks, noise, environments and evaluation all follow from it
     cuda: bool | None = None  # whether to train on the GPU; by default, when one is present
-    track: bool = False  # log to Weights & Biases (goes on offline when there is no key or no network)
-    wandb_project_name: str = "realistic-actor-critic"  # the Weights & Biases project
-    wandb_entity: str | None = None  # the entity (team) of the Weights & Biases project
+    track: bool = False  # log to Weights & Biases; its own WANDB_PROJECT, WANDB_ENTITY and WANDB_MODE say where
     run_root: str = "runs"  # the folder in which run directories are made
     run_name: str | None = None  # the run directory's name; by default <env_id>__<exp_name>__<seed>__<time>
-    checkpoint_seconds: NonNegativeFloat = 300.0  # seconds between two checkpoints
-    resume: str | None = None  # a run directory to go on with, not bit for bit; its arguments win, total_timesteps may grow
-    evaluate: str | None = None  # a run directory to evaluate; its arguments win, eval_episodes and seed aside
+    checkpoint_seconds: float = 300.0  # seconds between two checkpoints
+    resume: str | None = None  # a run directory to go on with; total_timesteps may grow
+    evaluate: str | None = None  # a run directory whose policy is played on fresh episodes
     env_id: str = "Hopper-v4"  # the id of the Gymnasium environment
-    total_timesteps: PositiveInt | None = None  # environment steps of the run; by default 1e6 for Humanoid, 3e5 for others
-    learning_starts: NonNegativeInt = 5000  # environment steps with uniformly random actions before learning starts
-    buffer_size: PositiveInt = 1_000_000  # replay capacity
-    batch_size: PositiveInt = 256  # the batch size sampled from the replay
-    utd: PositiveInt | None = None  # gradient steps per environment step; default 1; tqc20 20, mbpo 20 (HalfCheetah 40)
-    hidden_dim: PositiveInt = 256  # width of the hidden layers; TQC's critics are twice as wide
-    termination: str | None = None  # mbpo: when episodes of its model end, by an environment of its table, or never
-    eval_frequency: PositiveInt = 1000  # environment steps between evaluations
-    eval_episodes: PositiveInt = 10  # episodes per evaluation, from the same initial states for all
+    total_timesteps: int | None = None  # environment steps of the run; by default 1e6 for Humanoid, 3e5 for others
+    learning_starts: int = 5000  # environment steps with uniformly random actions before learning starts
+    buffer_size: int = 1_000_000  # replay capacity
+    batch_size: int = 256  # the batch size sampled from the replay
+    utd: int | None = None  # gradient steps per environment step; default 1; tqc20 20, mbpo 20 (HalfCheetah 40)
+    hidden_dim: int = 256  # width of the hidden layers; TQC's critics are twice as wide
+    eval_frequency: int = 1000  # environment steps between evaluations
+    eval_episodes: int = 10  # episodes per evaluation, from the same initial states for all
 
 
-def check_args(args: Args) -> Args:
-    """`args` with the defaults of environment and algorithm filled in; UserError for values that make no sense."""
-    try:
-        args = TypeAdapter(Args).validate_python(dataclasses.asdict(args))
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise UserError(f"{first['loc'][0]} is {first['input']}; {first['msg'].replace('Input should', 'it must')}.") from None
-    args.total_timesteps = args.total_timesteps or of_environment(STEPS, args.env_id)
-    args.utd = args.utd or of_gymnasium(UTD.get(args.algorithm, 1), args.env_id)
+def read_arguments() -> Args:
+    """The command line with all defaults filled in, for a run that exists from its config.json; ValueError for a mistake."""
+    args = tyro.cli(Args, description=__doc__)
+    if existing := args.resume or args.evaluate:
+        config = json.loads(Path(existing, "config.json").read_text())
+        if config.get("script") != "baselines":
+            raise ValueError(f"{existing} is no run of baselines.py.")
+        args = tyro.cli(Args, default=Args(**config["args"]))
+    environment = args.env_id.rsplit("-v", 1)[0]
+    utd = {"tqc20": 20, "mbpo": 40 if environment == "HalfCheetah" else 20}
+    args.utd = args.utd or utd.get(args.algorithm, 1)
     args.exp_name = args.exp_name or args.algorithm
-    smallest = max(args.learning_starts, args.batch_size)
-    for name in ("buffer_size", "total_timesteps"):
-        if getattr(args, name) < smallest:
-            raise UserError(f"{name} is {getattr(args, name)}; it must be at least learning_starts and batch_size, {smallest}.")
-    if args.run_name is not None and not (Path(args.run_name).name == args.run_name != ".." and len(args.run_name) <= 200):
-        raise UserError(f"run_name is {args.run_name!r}; it must be a plain folder name of at most 200 characters.")
-    if args.algorithm == "mbpo":
-        if args.learning_starts < mbpo.FEWEST:
-            raise UserError(f"learning_starts is {args.learning_starts}; for mbpo it must be at least {mbpo.FEWEST}.")
-        args.termination = args.termination or name_in_gymnasium(args.env_id) or args.env_id
-        if args.termination not in mbpo.TERMINATIONS:
-            known = ", ".join(mbpo.TERMINATIONS)
-            raise UserError(f"termination is {args.termination}; mbpo must know when an episode ends: give one of {known}.")
-    if args.cuda and not torch.cuda.is_available():
-        raise UserError("cuda was asked for, but PyTorch finds no CUDA device here.")
+    args.total_timesteps = args.total_timesteps or (1_000_000 if environment == "Humanoid" else 300_000)
     return args
 
 
-def make_env(args: Args):
-    """The environment with the observations that the algorithm sees: MBPO's model has the first 45 of Humanoid, 27 of Ant."""
-    env = FlatEnv(args.env_id)
-    seen = of_gymnasium(mbpo.SETTINGS, args.env_id).obs_dim
-    if args.algorithm == "mbpo" and seen:
-        env = TransformObservation(env, lambda obs: obs[:seen], Box(-np.inf, np.inf, (seen,), np.float32))
-    return env
+def first_seed(seed: int, purpose: int) -> int:
+    """Below 2^30; episode i has the seed i after it. purpose 0: evaluation, 1: fresh episodes, 3: training, as in the scripts."""
+    return int(np.random.SeedSequence([seed, purpose]).generate_state(1)[0] >> 2)
 
 
-def make_model(args: Args, env, step: int = 0):
-    """The algorithm of Stable-Baselines3 with the settings of benchmark/README.md.
+def make_envs(args: Args, count: int):
+    """Environments with flat observations, in float32: Stable-Baselines3's replay would keep float64. MBPO may see a part."""
+    part = settings_of(args.env_id).obs_dim if args.algorithm == "mbpo" else None
 
-    Its random numbers are those of a process that begins at environment step `step`.
-    """
+    def flat(env: gym.Env) -> gym.Env:
+        env = gym.wrappers.FlattenObservation(env)
+        seen = gym.spaces.Box(-np.inf, np.inf, env.observation_space.shape if part is None else (part,))
+        return gym.wrappers.TransformObservation(env, lambda obs: np.float32(obs[:part]), seen)
+
+    return make_vec_env(args.env_id, count, wrapper_class=flat)
+
+
+def make_model(args: Args):
+    """The algorithm of Stable-Baselines3 with the settings of benchmark/README.md."""
+    envs = make_envs(args, 1)
+    algorithm = {"sac": SAC, "td3": TD3, "tqc": TQC, "tqc20": TQC, "mbpo": MBPO}[args.algorithm]
     networks = {"net_arch": [args.hidden_dim] * 2}
-    algorithm = SAC
     own = {}
-    if args.algorithm == "td3":
-        algorithm = TD3
-        action_dim = env.action_space.shape[0]
-        own = {"action_noise": NormalActionNoise(np.zeros(action_dim), np.full(action_dim, 0.1))}
-    elif args.algorithm in ("tqc", "tqc20"):
-        algorithm = TQC
+    if algorithm is TD3:
+        shape = envs.action_space.shape
+        own["action_noise"] = NormalActionNoise(np.zeros(shape), np.full(shape, 0.1))
+    elif algorithm is TQC:
         widths = {"pi": [args.hidden_dim] * 2, "qf": [2 * args.hidden_dim] * 3}
         networks = {"net_arch": widths, "n_critics": 5, "n_quantiles": 25}
-        own = {"top_quantiles_to_drop_per_net": of_gymnasium(QUANTILES_TO_DROP, args.env_id)}
-    elif args.algorithm == "mbpo":
-        algorithm = mbpo.MBPO
-        own = {"settings": of_gymnasium(mbpo.SETTINGS, args.env_id), "terminated": mbpo.TERMINATIONS[args.termination]}
-    device = "cuda" if args.cuda is not False and torch.cuda.is_available() else "cpu"
-    model = algorithm(
+        own["top_quantiles_to_drop_per_net"] = QUANTILES_TO_DROP.get(args.env_id.rsplit("-v", 1)[0], 2)
+    elif algorithm is MBPO:
+        own["env_id"] = args.env_id
+    return algorithm(
         "MlpPolicy",
-        env,
+        envs,
         learning_rate=3e-4,
         gamma=0.99,
         tau=0.005,
@@ -140,98 +128,164 @@ def make_model(args: Args, env, step: int = 0):
         buffer_size=args.buffer_size,
         learning_starts=args.learning_starts,
         gradient_steps=args.utd,
-        seed=seeds_for(args.seed, 3, step)[0],
-        device=device,
+        seed=first_seed(args.seed, 3),
+        device={None: "auto", True: "cuda", False: "cpu"}[args.cuda],
         policy_kwargs=networks,
         **own,
     )
-    model.set_logger(Logger(None, []))
+
+
+def load(path: Path, model):
+    """The model of a checkpoint with its replay, in the environment of a new model of the same arguments."""
+    model = type(model).load(path, model.env, device=model.device)
+    buffer = model.replay_buffer
+    with zipfile.ZipFile(path) as archive:
+        for name in REPLAY:
+            with archive.open(f"{name}.npy") as file:
+                rows = np.load(file)
+            getattr(buffer, name)[: len(rows)] = rows
+    buffer.pos = model.num_timesteps % buffer.buffer_size
+    buffer.full = model.num_timesteps >= buffer.buffer_size
     return model
 
 
-def train(args: Args, stopped_by: list[int] | tuple = ()) -> Run:
-    """Train, or go on with args.resume, to the end or until `stopped_by` holds a signal's number; returns the run.
-
-    Raises UserError for arguments or files that cannot be used, TrainingError when training cannot go on.
-    """
-    saved = {}
-    folder = Path.cwd()  # an environment may change the current one
-    shown = Path(args.resume or "")
-    if args.resume is None:
-        args = check_args(args)
-        env = FlatEnv(args.env_id)  # a missing environment leaves no folder behind
-        args.env_id = env.full_id
-        env.close()
-        name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}".replace("/", "_").replace(":", "_")
-        shown = Path(args.run_root, args.run_name or name)
-    else:
-        load_file(shown / "checkpoint.pt", Args)  # what is no run is said before it is held
-    with hold(folder / shown, new=args.resume is None, shown=str(shown)):
-        if args.resume is not None:
-            saved = load_file(shown / "checkpoint.pt", Args)
-            args = check_args(resumed(args, saved["args"], Args()))
-        model = make_model(args, make_env(args), saved.get("step", 0))
-        envs = [make_env(args) for _ in range(args.eval_episodes)]
-        run = Run(args, folder, shown, model, envs, stopped_by)
-        if saved:
-            run.take_over(saved)
-        saved.clear()  # lets go of the file, which the next checkpoint replaces
-        with run:
-            run.go_on()
-    return run
+def play(model, envs, seed: int) -> np.ndarray:
+    """Returns (E,) of a deterministic episode in each environment, from the initial states of consecutive seeds."""
+    envs.seed(seed)
+    return np.array(evaluate_policy(model, envs, envs.num_envs, return_episode_rewards=True)[0])
 
 
-def evaluate_run(args: Args, saved: dict) -> None:
-    """Print return +- std of a run's policy on fresh episodes, and write it into evaluate.csv."""
-    run_dir = Path(args.evaluate).absolute()  # an environment may change the current directory
-    args = check_args(dataclasses.replace(args, cuda=False))  # a small policy: a GPU is left to those that train
-    envs = [make_env(args) for _ in range(args.eval_episodes)]
-    model = make_model(args, envs[0])
-    model.set_parameters(saved["parameters"], device=model.device)
-    returns, faults = play_returns(model, envs, seeds_for(args.seed, 1, 0, args.eval_episodes))
-    for fault in faults:
-        tell(fault)
-    step, mean, std = saved["step"], returns.mean(), returns.std()
-    text = f"global_step,return,return_std,best_in_training\n{step},{mean},{std},1\n"
-    write_whole(run_dir / "evaluate.csv", lambda file: file.write(text.encode()))
-    print(f"{args.env_id}, step {step}, {args.eval_episodes} fresh episodes: return {mean:.1f} ± {std:.1f}")
+def write_whole(path: Path, text: str) -> None:
+    """Write, then rename: the file is whole at every moment."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    temporary.write_text(text)
+    os.replace(temporary, path)
 
 
-def run_command_line() -> int:
-    """Do what the command line asks for; returns the exit code."""
-    args = tyro.cli(Args, description=__doc__)
-    if args.evaluate is not None and args.resume is not None:
-        raise UserError("evaluate and resume were both given; choose one of them.")
-    if args.evaluate is not None:  # read once more, from what the run was saved with
-        saved = load_file(Path(args.evaluate, "checkpoint.pt"), Args)
-        asked = tyro.cli(Args, default=dataclasses.replace(saved["args"], evaluate=args.evaluate))
-        evaluate_run(merged(asked, saved["args"], saved["args"], ("eval_episodes", "seed")), saved)
-        return 0
-    stopped_by = catch_signals()
-    run = train(args, stopped_by)
-    if run.step < run.args.total_timesteps:
-        tell(f"stopped at step {run.step}; go on with: {run.resume_command}")
-        return 128 + stopped_by[0]
-    print(f"finished: {run.shown}, {run.step} steps")
-    for title, result in (("last", run.state.last), ("best", run.state.best)):
-        print(f"{title} evaluation: return {result['best_return']:.1f} ± {result['best_return_std']:.1f}, step {result['step']}")
-    print(f"evaluate it on fresh episodes: {run.evaluate_command}")
-    return 0
+class Protocol(BaseCallback):
+    """What is due between two environment steps: evaluations, rows, checkpoints, the end by a signal."""
+
+    def __init__(self, args: Args, run_dir: Path, model):
+        super().__init__()
+        self.args = args
+        self.run_dir = run_dir
+        self.model = model
+        self.envs = make_envs(args, args.eval_episodes)
+        self.start = time.time() - getattr(model, "wall_seconds", 0)
+        self.saved = time.time()
+        self.stopped_by = 0
+        self.tracker = None
+        pause = 0.5 if sys.stderr.isatty() else 30  # a file need not see every step
+        self.bar = tqdm(total=args.total_timesteps, initial=model.num_timesteps, unit="step", mininterval=pause)
+        for number in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):  # Windows has no SIGHUP
+            if signal.getsignal(number) != signal.SIG_IGN:  # as it is under nohup
+                signal.signal(number, self.stop)
+
+    def stop(self, number: int, frame) -> None:
+        self.stopped_by = number
+        signal.signal(number, signal.SIG_DFL)  # a second one ends the run at once
+
+    def _on_training_start(self) -> None:
+        if self.args.track:
+            import wandb  # slow to import
+
+            os.environ.setdefault("WANDB_PROJECT", "realistic-actor-critic")
+            self.tracker = wandb.init(id=self.run_dir.name, resume="allow", dir=self.run_dir, config=vars(self.args))
+            self.tracker.define_metric("*", step_metric="global_step")
+
+    def _on_rollout_start(self) -> None:
+        """The updates of the step before are done here; in _on_step() they are still to come."""
+        step = self.model.num_timesteps
+        self.bar.update(step - self.bar.n)
+        learned = step - self.args.learning_starts
+        last = step >= self.args.total_timesteps
+        due = last or (learned >= 0 and learned % self.args.eval_frequency == 0)
+        if due and step > self.bar.initial:  # the step of a checkpoint has been evaluated before it was written
+            returns = play(self.model, self.envs, first_seed(self.args.seed, 0))
+            self.log("eval.csv", {"eval/best_return": returns.mean(), "eval/best_return_std": returns.std()})
+            self.bar.set_postfix_str(f"return {returns.mean():.1f} at step {step}", refresh=False)
+        for episode in self.model.ep_info_buffer:
+            metrics = {column: self.logger.name_to_value.get(name) for column, name in METRICS.items()}
+            ended = {"charts/episodic_return": episode["r"], "charts/episodic_length": episode["l"]}
+            speed = round((step - self.bar.initial) / self.bar.format_dict["elapsed"], 2)
+            self.log("train.csv", {"charts/SPS": speed, **metrics, **ended})
+        self.model.ep_info_buffer.clear()
+        if last or self.stopped_by or time.time() - self.saved >= self.args.checkpoint_seconds:
+            self.save()
+        if self.stopped_by:
+            print(f"stopped at step {step}; go on with: {shlex.join(['python', sys.argv[0], '--resume', str(self.run_dir)])}")
+            sys.exit(128 + self.stopped_by)
+
+    def _on_training_end(self) -> None:
+        self._on_rollout_start()
+
+    def _on_step(self) -> bool:
+        return True
+
+    def log(self, name: str, values: dict) -> None:
+        """Append a row to a CSV file, with the header where it is new, and to Weights & Biases."""
+        path = self.run_dir / name
+        row = {"global_step": self.model.num_timesteps, "charts/wall_seconds": round(time.time() - self.start, 1), **values}
+        pd.DataFrame([row]).to_csv(path, mode="a", header=not path.exists(), index=False)
+        if self.tracker:
+            self.tracker.log({key: value for key, value in row.items() if value is not None})
+
+    def save(self) -> None:
+        """The checkpoint: Stable-Baselines3's zip file, with the filled rows of the replay in it."""
+        self.model.wall_seconds = time.time() - self.start  # saved with the model, as all its attributes are
+        temporary = self.run_dir / "checkpoint.tmp"
+        self.model.save(temporary)
+        buffer = self.model.replay_buffer
+        with zipfile.ZipFile(temporary, "a") as archive:
+            for name in REPLAY:
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                    np.save(file, getattr(buffer, name)[: buffer.size()])
+        os.replace(temporary, self.run_dir / "checkpoint.pt")
+        self.saved = time.time()
 
 
-def main() -> int:
-    """The command line: errors of the user are one sentence and exit code 2, failures of training exit code 1."""
+def train(args: Args, run_dir: Path, model) -> None:
+    """Train to the end, or until a signal ends the process with a checkpoint."""
+    step = model.num_timesteps
+    protocol = Protocol(args, run_dir, model)
+    commit = subprocess.getoutput(f"git -C '{Path(__file__).parent}' describe --always --dirty")
+    config = {"script": "baselines", "args": {**vars(args), "resume": None}, "git_commit": commit}
+    write_whole(run_dir / "config.json", json.dumps(config, indent=2))
+    for path in (run_dir / "eval.csv", run_dir / "train.csv"):
+        if path.exists():
+            rows = pd.read_csv(path, dtype=str)
+            write_whole(path, rows[rows["global_step"].astype(int) <= step].to_csv(index=False))  # the later ones come again
+    protocol.save()
+    model.set_random_seed(first_seed(args.seed, 3) + step)
+    model.set_logger(Logger(None, []))
+    model.learn(args.total_timesteps - step, protocol, log_interval=None, reset_num_timesteps=False)
+    protocol.bar.close()
+
+
+def main() -> None:
+    gym.logger.min_level = gym.logger.ERROR  # no reminders that Hopper-v4 has a successor
     try:
-        return run_command_line()
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    except (UserError, TrainingError) as error:
+        args = read_arguments()
+        name = re.sub("[/:]", "_", f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}")
+        existing = args.resume or args.evaluate
+        run_dir = Path(existing or os.path.join(args.run_root, args.run_name or name))
+        if run_dir.exists() and not existing:
+            raise ValueError(f"{run_dir} exists already; go on with --resume {run_dir}, or choose another run_name.")
+        model = make_model(args)
+        if existing:
+            model = load(run_dir / "checkpoint.pt", model)
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except (gym.error.Error, ImportError, OSError, ValueError, AssertionError) as error:  # the last is Stable-Baselines3's
         print(f"error: {error}", file=sys.stderr)
-        return 2 if isinstance(error, UserError) else 1
-    except Exception:  # the environment's
-        traceback.print_exc()
-        return 1
+        sys.exit(2)
+    if args.evaluate:
+        returns = play(model, make_envs(args, args.eval_episodes), first_seed(args.seed, 1))
+        row = f"{model.num_timesteps},{returns.mean()},{returns.std()},1"
+        write_whole(run_dir / "evaluate.csv", f"global_step,return,return_std,best_in_training\n{row}\n")
+        print(f"step {model.num_timesteps}, {len(returns)} fresh episodes: return {returns.mean():.1f} +- {returns.std():.1f}")
+    else:
+        train(args, run_dir, model)
 
 
 if __name__ == "__main__":
-    leave(main())
+    main()

@@ -1,277 +1,373 @@
-"""Redraw the paper's tables and figures from run directories: report.md with figures as PNG and PDF, and one report.html.
+"""Redraw the paper's tables and figures from run directories: report.md, and its figures as PNG and PDF.
 
-    python benchmark/report.py runs/ --out report/
-    python benchmark/report.py runs/ --out report/ --publish --entity TEAM --project PROJECT
+    python benchmark/report.py runs/
+    python benchmark/report.py runs/ more_runs/Ant-v4__rac_sac__4 --out report/ --published SAC REDQ CrossQ
 
-Reads any number of run directories, unfinished ones too. What cannot be used is named in a warning, on the screen and in the
-report. The paper's values are in benchmark/paper/, published curves in benchmark/published/; the report's parts in
-benchmark/reporting/.
+Every run directory at or below the given folders is read, unfinished ones too. Runs are pooled by environment and experiment
+name, as in CleanRL. A warning names the settings that differ within such a group, and every directory that cannot be read.
+
+A run of another program needs a config.json {"args": {"env_id", "seed", "exp_name", "total_timesteps"}} and an eval.csv with
+global_step, charts/wall_seconds and eval/best_return. A last row without its line end was cut by a kill: it is left out.
+
+Ablations are the runs of run.py's sweeps. They are named VARIANT-ARGUMENT_VALUE, and have sections of their own.
 """
 
-import datetime
+import io
+import json
 import re
 import sys
-import warnings
-from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
+import matplotlib
+import numpy as np
 import pandas as pd
 import tyro
-from experiments import SMOKE, SWEEPS, VARIANTS
-from identity import parts_of
-from job import UserError
-from publish import publish
-from reporting import figures, tables
-from reporting.document import Document
-from reporting.groups import Group, env_order, group_runs, shared_settings, sweep_groups
-from reporting.references import last_step, paper_marks, paper_tables, published_curves
-from reporting.runs import Warnings, find_runs
-from reporting.scores import RETURN, at, family_frame, intervals, score_matrices
+from rliable import library, metrics
+from run import SWEEPS
 
-TITLE = "Realistic Actor-Critic: report"
-REFERENCE = """The method and the paper's values are of Sicen Li, Gang Wang, Qinyun Tang and Liquan Wang, "Balancing Value
-Underestimation and Overestimation with Realistic Actor-Critic", 2021, [arXiv:2110.09712](https://arxiv.org/abs/2110.09712); a
-later version is "Realistic Actor-Critic: A framework for balance between value overestimation and underestimation", Frontiers in
-Neurorobotics, [doi 10.3389/fnbot.2022.1081242](https://doi.org/10.3389/fnbot.2022.1081242)."""
-WORDS = """Words: beta weighs the standard deviation of the ensemble of critics in the target, from optimistic (small) to
-pessimistic (large), and tells the policies of a family apart; beta* is the one that was best in training. UTD is the
-update-to-data ratio, critic updates per environment step. IQM is the interquartile mean, that of the middle half of all
-runs' scores."""
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+HERE = Path(__file__).resolve().parent
+PUBLISHED = HERE / "published/gym_v4_curves.csv"
+ALGORITHMS = tuple(pd.read_csv(PUBLISHED)["algorithm"].str.split(" ").str[0])
+STEPS = (16_666, 33_332, 50_000, 66_664, 100_000, 300_000)  # of the table beside published results
+GROUP = ["env_id", "exp_name"]
+OTHER = "best other, published"
+STEP = "global_step"
+RETURN = "eval/best_return"
+CURVES = {  # columns drawn over time: what they are, and whether single seeds are lines or dots
+    RETURN: ("Average return", "-"),
+    "eval/bias_mean": ("Mean of the value bias", "-"),
+    "eval/bias_std": ("Std of the value bias", "-"),
+    "eval/best_beta": ("Best beta", "."),
+    "eval/best_k": ("Best k", "."),
+}
+# Arguments in which the runs of a group may differ: they tell runs apart, or do not change what is computed
+OF_A_RUN = """seed run_root run_name resume evaluate total_timesteps cuda compile cudagraphs torch_deterministic track
+    capture_video wandb_project_name wandb_entity checkpoint_seconds snapshot_frequency eval_workers
+    max_pending_evaluations""".split()
+# Paul Tol's muted colours and black, for those who see few colours
+COLOURS = plt.cycler(color="#332288 #CC6677 #117733 #DDAA33 #88CCEE #882255 #44AA99 #999933 #AA4499 #000000".split())
+LOOKS = plt.cycler(linestyle=["-", "--"]) * COLOURS
+GREY_LOOKS = plt.cycler(color=["grey"] * 3, linestyle=["--", ":", "-."])
+plt.rcParams |= {
+    "font.size": 9,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.alpha": 0.3,
+    "lines.markersize": 2,
+    "savefig.dpi": 200,
+}
+
+HEAD = """Returns are those of the best policy: mean ± sample standard deviation over seeds, and in brackets the number of seeds.
+The best of several policies flatters; what it returns on fresh episodes is in the list of runs. The value at a step is that of
+the last evaluation at or before it, less than one evaluation interval earlier."""
+FINAL = "Table 1 of the paper, whose environments are -v3. Ours at the last step that all seeds have come to."
+SAMPLES = "Table 2 of the paper: the first step at which the mean over seeds reaches a return, as far as all seeds have come."
+BESIDE = """Published values (benchmark/published) are of one policy, and may be from up to a tenth fewer steps. The best other
+is the highest published mean of the algorithms without a column."""
+INTERVALS = """Estimates have 95 % stratified bootstrap intervals (rliable), which say nothing where there is one seed. They are
+of the environments that all algorithms ran in, at the last step that all runs have come to:"""
+DRAWN = "Every seed thin, the mean thick where all seeds have come, published curves grey."
+FAMILY = "Of every evaluated policy over time, mean over seeds."
 
 
 @dataclass
 class Options:
     runs: tyro.conf.Positional[tuple[Path, ...]]  # run directories, or folders that hold them at any depth
     out: Path = Path("report")  # the folder that the report is written into
-    bootstrap: int = 2000  # bootstrap repetitions of the intervals
-    published: tuple[str, ...] = ("SAC", "REDQ")  # algorithms of benchmark/published beside these runs; without a name: none
-    note: str = ""  # a sentence to stand at the report's head
-    publish: bool = False  # also make a Weights & Biases report of the tracked runs; its specification: wandb_report.json
-    entity: str | None = None  # the Weights & Biases entity (team); by default that of the runs, else your own
-    project: str | None = None  # the Weights & Biases project; by default that of the runs
+    published: tuple[Literal[ALGORITHMS], ...] = ("SAC", "REDQ")  # whose published curves have a column and a line
+    bootstrap: int = 2000  # repetitions of the bootstrap behind the intervals
 
 
-def count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+# Reading
 
 
-def build(options: Options, groups: list[Group], said: Warnings) -> Document:
-    """The whole report; figures are written on the way."""
-    document = Document(TITLE, options.out)
-    sweeps = {sweep: found for sweep in SWEEPS if (found := sweep_groups(groups, sweep))}
-    # Values of a sweep other than the default are in its panel only, unless another algorithm has the same value; whatever is in
-    # no panel is in the main comparison.
-    in_panels = {group.key for sweep, members in sweeps.items() for group in members if group.deviations(SWEEPS[sweep].base)}
-    changed = {group.key: parts_of(group.exp_name)[1] for group in groups}
-    compared = [changed[group.key] for group in groups if group.key not in in_panels]
-    in_panels = {key for key in in_panels if not changed[key] or changed[key] not in compared}
-    main = [group for group in groups if group.key not in in_panels]
-    table1, table2 = paper_tables()
-    scores, score_steps = score_matrices(main, table1, said)
-    head(document, groups, options.note)
-    if said.texts:
-        document.heading("Warnings")
-        document.text("\n".join(f"- {text}" for text in said.texts))
-    document.heading("Final return (table 1 of the paper)")
-    document.table(tables.final_return(main, table1))
-    if in_panels:
-        labels = dict.fromkeys(group.label for group in groups if group.key in in_panels)
-        document.text(f"Only below, as ablations: {', '.join(labels)}.")
-    document.heading("Samples to reach a return (table 2 of the paper)")
-    document.table(tables.samples_to_return(main, table2), "The paper has no such values for these environments.")
-    document.heading("Return beside published results")
-    returns, ratios = tables.beside_published(main, options.published)
-    document.table(returns, "There are no published curves of these environments in benchmark/published.")
-    document.heading("Ratio to published REDQ")
-    document.table(ratios, "No ratio to published REDQ: no run has come to one of these steps with the settings of its name.")
-    document.heading("Aggregate scores")
-    aggregate(document, options, scores, score_steps)
-    document.heading("Learning curves")
-    learning_curves(document, main, table1, options.published)
-    document.heading("Normalised value bias")
-    for column, text in (("mean", "mean"), ("std", "standard deviation")):
-        document.figure(
-            figures.draw_curves(main, f"eval/bias_{column}", f"{column} of bias"),
-            f"bias_{column}",
-            f"Normalised value bias (Q - return) / |mean return|, {text} over state-action pairs: mean ± std over seeds; "
-            "dotted, where not all have it, every seed by itself.",
-        )
-    document.heading("The family of policies")
-    families(document, main)
-    document.heading("Ablations")
-    ablations(document, sweeps)
-    document.heading("The best policy on fresh episodes")
-    document.table(
-        tables.fresh_return(groups),
-        "No run has an evaluate.csv of a step of its eval.csv; the former is what `python rac_sac.py --evaluate RUN` writes.",
-    )
-    document.heading("Speed")
-    document.table(tables.speed(groups))
-    document.heading("Runs")
-    document.table(tables.all_runs(groups))
-    return document
+def read_csv(path: Path) -> pd.DataFrame:
+    """A CSV file of numbers, without a last row that a kill has cut."""
+    text = path.read_text()
+    return pd.read_csv(io.StringIO(text[: text.rfind("\n") + 1]), dtype=float).astype({STEP: int})
 
 
-def head(document: Document, groups: list[Group], note: str) -> None:
-    """What this is, of which runs and commits, with what settings, in which words."""
-    runs = [run for group in groups for run in group.runs]
-    labels, env_ids = (dict.fromkeys(getattr(group, name) for group in groups) for name in ("label", "env_id"))
-    unfinished = sum(not run.finished for run in runs)
-    commits = ", ".join(sorted({run.short_commit for run in runs}))
-    document.text(
-        f"{datetime.date.today()}: {count(len(runs), 'run')} of {count(len(labels), 'algorithm')} on "
-        f"{', '.join(env_ids)}, {unfinished} unfinished; commits {commits}."
-    )
-    if note:
-        document.text(note)
-    shared = ", ".join(f"{name} {value}" for name, value in shared_settings(runs).items())
-    if shared:
-        document.text(f"Settings of all runs beside those of their algorithms: {shared}. They are in no label below.")
-    if any(run.exp_name.startswith(SMOKE) for run in runs):
-        document.text(
-            "Runs called tiny have networks of a few units and some hundred steps: they show that the pipeline works, "
-            "not how well an algorithm learns."
-        )
-    document.text(REFERENCE.replace("\n", " "))
-    document.text(WORDS.replace("\n", " "))
-    document.text("Each figure is also beside this file, as PNG and as PDF.")
+def with_std(mean: float, std: float) -> str:
+    """mean ± std; the mean alone where there is no std."""
+    return f"{mean:,.0f}" if np.isnan(std) else f"{mean:,.0f} ± {std:,.0f}"
 
 
-def learning_curves(document: Document, groups: list[Group], paper: pd.DataFrame, names: tuple[str, ...]) -> None:
-    """The best policy's return beside the paper's final values and published curves; the same of RAC-SAC's variants."""
-    published, (marks, beyond) = published_curves(names), paper_marks(groups, paper)
-    ends = {group.env_id: last_step(groups, group.env_id) for group in groups}
-    caption = (
-        "Average return of the best policy: mean ± sample standard deviation over seeds; dotted, where not all have come "
-        "yet, every seed by itself; up to the last evaluation of the longest run."
-    )
-    if any(key[0] in ends for key in published):
-        caption += " Grey: published means ± std over seeds (benchmark/published), one deterministic policy."
-    if marks:
-        caption += " Stars: the paper's final return ± its standard deviation, at its step, with its settings (environments -v3)."
-    if beyond:
-        caption += f" Beyond the axis are the paper's final returns of {', '.join(beyond)}."
-    figure = figures.draw_curves(groups, RETURN, "average return", published=published, marks=marks, ends=ends)
-    document.figure(figure, "learning_curves", caption)
-    variants = [group for group in groups if parts_of(group.exp_name)[0] in ("rac_sac", "vanilla_rac", "rac_itm")]
-    if len({group.label for group in variants}) > 1 and len(variants) < len(groups):
-        order = list(dict.fromkeys(group.label for group in groups))
-        figure = figures.draw_curves(variants, RETURN, "average return", order=order)
-        document.figure(figure, "variants", "RAC-SAC against its variants.")
+def read_run(folder: Path) -> tuple[dict, dict, pd.DataFrame]:
+    """(its row in the list of runs, its settings, its evaluations). Any exception means that its files are damaged."""
+    args = json.loads((folder / "config.json").read_text())["args"]
+    key = {"env_id": str(args["env_id"]), "exp_name": str(args["exp_name"]), "run": str(folder)}
+    evaluations = read_csv(folder / "eval.csv").dropna(subset=[RETURN])
+    if evaluations.empty:
+        raise ValueError("eval.csv has no evaluation yet")
+    last = evaluations.iloc[-1]
+    about = {
+        **key,
+        "seed": args["seed"],
+        "last step": int(last[STEP]),
+        "of": args["total_timesteps"],
+        "return": with_std(last[RETURN], last.get("eval/best_return_std", np.nan)),
+        "beta* or k*": last.get("eval/best_beta", last.get("eval/best_k")),
+        "hours": last["charts/wall_seconds"] / 3600,
+    }
+    if (folder / "evaluate.csv").exists():
+        best = read_csv(folder / "evaluate.csv").query("best_in_training == 1 and global_step == @last.global_step")
+        about["on fresh episodes"] = "".join(best["return"].combine(best["return_std"], with_std))
+    interval = args.get("eval_frequency", evaluations[STEP].diff().fillna(1).max())
+    if (folder / "bias.csv").exists():
+        evaluations = pd.concat([evaluations, read_csv(folder / "bias.csv")])
+    return about, args, evaluations.assign(**key, interval=interval)
 
 
-def aggregate(document: Document, options: Options, scores: dict, steps: dict[str, int]) -> None:
-    """Interquartile mean and probability of improvement, with intervals (rliable)."""
-    if not scores:
-        document.text("None of these environments is in the paper's table 1.")
-        return
-    from rliable import metrics
-
-    where = ", ".join(f"{env_id} at step {step:,}" for env_id, step in steps.items())
-    document.text(
-        f"Returns over the paper's RAC-SAC return, at the last step that all runs have ({where}); 95 % stratified "
-        f"bootstrap intervals over seeds ({options.bootstrap} repetitions); one seed has no interval."
-    )
-    iqm = intervals(scores, metrics.aggregate_iqm, options.bootstrap)
-    table = tables.aggregate(iqm, "algorithm", "IQM")
-    table.frame.insert(1, "seeds", [len(scores[name]) for name in iqm])
-    document.table(table)
-    figure = figures.draw_intervals(iqm, "interquartile mean of normalised return")
-    document.figure(figure, "iqm", f"Interquartile mean, 95 % intervals; {where}.")
-    first = "RAC-SAC" if "RAC-SAC" in scores else next(iter(scores))
-    pairs = {f"{first} over {name}": (scores[first], scores[name]) for name in scores if name != first}
-    if not pairs:
-        return
-    better = intervals(pairs, metrics.probability_of_improvement, options.bootstrap)
-    document.table(tables.aggregate(better, "probability of improvement", "P"))
-    document.figure(
-        figures.draw_intervals(better, "probability of improvement", True),
-        "probability_of_improvement",
-        f"Probability that a run of {first} beats one of another algorithm, 95 % intervals; {where}.",
-    )
-
-
-def families(document: Document, groups: list[Group]) -> None:
-    """Return, best condition and temperature of every algorithm that has a family of policies."""
-    found = defaultdict(list)
-    for group in groups:
-        frame = family_frame(group, "return")
-        if min(frame.shape) > 1:  # a map needs two columns and two rows
-            found[group.label].append(group)
-        elif frame.shape[1] > 1:
-            document.text(f"Not drawn: {group.label} on {group.env_id}, whose seeds do not have two evaluations in common.")
+def load(folders: tuple[Path, ...]) -> tuple[pd.DataFrame, pd.DataFrame, list[str]]:
+    """(runs, evaluations, warnings): a row for each run, and for each evaluation of each run."""
+    found, warnings = [], []
+    for path in sorted({path for folder in folders for path in folder.rglob("config.json")}):
+        try:
+            found.append(read_run(path.parent))
+        except Exception as error:  # whatever is wrong with one directory, the others count
+            warnings.append(f"warning: {path.parent} is left out: {type(error).__name__}: {error}\n")
     if not found:
-        document.text("No algorithm has more than one evaluated policy and two evaluations that all its seeds have.")
-    for name, members in found.items():
-        condition = members[0].condition
-        slug = re.sub("[^a-z0-9]+", "_", name.lower()).strip("_")[:80]
-        drawn = (
-            (figures.draw_heat_map, f"return_per_{condition}", f"return per {condition} over time, mean over seeds"),
-            (figures.draw_best_condition, f"best_{condition}", f"best {condition} over time"),
-            (figures.draw_temperature, "temperature", f"learned temperature against {condition} at some steps"),
-        )
-        for draw, file, caption in drawn:
-            figure = draw(members)
-            if figure:
-                document.figure(figure, f"{file}_{slug}", f"{name}: {caption}.")
+        print("error: no run (a folder with config.json and eval.csv) could be read below", *folders, *warnings, file=sys.stderr)
+        sys.exit(2)
+    runs, settings, evaluations = zip(*found, strict=True)
+    for (env_id, name), group in pd.DataFrame(settings).groupby(GROUP):
+        for argument in group.columns.difference(OF_A_RUN):
+            values = group[argument].dropna().astype(str).unique()
+            if len(values) > 1:
+                warnings.append(f"warning: runs of {name} on {env_id} differ in {argument}: {', '.join(values)}\n")
+        for seed in group["seed"][group["seed"].duplicated()].unique():
+            warnings.append(f"warning: {name} on {env_id} has more than one run with seed {seed}, and all count\n")
+    return pd.DataFrame(runs).sort_values([*GROUP, "seed"]), pd.concat(evaluations, ignore_index=True), warnings
 
 
-def ablations(document: Document, sweeps: dict[str, list[Group]]) -> None:
-    """Returns, and the bias where it was measured, of every ablation with at least two members."""
-    for name, members in sweeps.items():
-        caption = f"{VARIANTS[SWEEPS[name].base].label}, varied: {SWEEPS[name].symbol}"
-        document.figure(figures.draw_curves(members, RETURN, "average return"), f"ablation_{name}", f"{caption}.")
-        for column in ("mean", "std"):
-            figure = figures.draw_curves(members, f"eval/bias_{column}", f"{column} of bias")
-            if figure:
-                document.figure(figure, f"ablation_{name}_bias_{column}", f"{caption}: {column} of bias, normalised.")
-        rows = [
-            {
-                "environment": group.env_id,
-                caption: group.label,
-                "seeds": len(group.runs),
-                "steps": tables.number(group.last),
-                "return": tables.mean_std(at(group, group.last)),
-            }
-            for group in sorted(members, key=lambda group: env_order(group.env_id))
-        ]
-        document.table(tables.Table(pd.DataFrame(rows)))
-    if sweeps:
-        document.text(
-            "The paper does not name the environments of its ablations; those here are the choice of whoever ran them "
-            "(default: Walker2d-v4 and Humanoid-v4)."
-        )
-    else:
-        document.text("No ablation has two members here.")
+def paper(table: str, evaluations: pd.DataFrame) -> pd.DataFrame:
+    """A table of the paper (benchmark/paper) for these environments, with this project's names; -v4 is the kin of its -v3."""
+    theirs = pd.read_csv(HERE / f"paper/{table}.csv").rename(columns={"env_steps": "paper's steps"})
+    theirs["exp_name"] = theirs.pop("algorithm").str.lower().str.replace("-", "_")
+    theirs["env_id"] = theirs.pop("env") + "-v4"
+    return theirs[theirs["env_id"].isin(evaluations["env_id"])]
+
+
+def published(names: tuple[str, ...]) -> pd.DataFrame:
+    """Published curves, each as if it were a run; a point counts for steps up to a tenth later."""
+    curves = pd.read_csv(PUBLISHED).rename(columns={"env_steps": STEP, "mean_return": RETURN})
+    shown = curves["algorithm"].str.split(" ").str[0].isin(names)
+    name = (curves["algorithm"] + ", published").where(shown, OTHER)
+    return curves.assign(exp_name=name, run=curves["algorithm"], interval=curves[STEP] / 9)
+
+
+# Values
+
+
+def values_at(evaluations: pd.DataFrame, column: str, wanted: pd.DataFrame) -> pd.DataFrame:
+    """The evaluation of every run at each wanted step: the last at or before it, less than one evaluation interval earlier.
+
+    wanted: a column `steps`, and env_id or GROUP. A run that has no such evaluation has no row.
+    """
+    known = evaluations.dropna(subset=[column]).sort_values(STEP)
+    pairs = known[[*GROUP, "run"]].drop_duplicates().merge(wanted).sort_values("steps")
+    found = pd.merge_asof(pairs, known, left_on="steps", right_on=STEP, by=[*GROUP, "run"])
+    return found.query("steps < global_step + interval")
+
+
+def mean_curves(evaluations: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
+    """Means of the columns over the runs of each group, at the steps that all of these have come to."""
+    known = evaluations.dropna(subset=columns[:1])
+    found = values_at(known, columns[0], known[[*GROUP, STEP]].drop_duplicates().rename(columns={STEP: "steps"}))
+    counts = found.groupby([*GROUP, "steps"])["run"].transform("count")
+    whole = found[counts == found.groupby(GROUP)["run"].transform("nunique")]
+    return whole.groupby([*GROUP, "steps"], as_index=False)[columns].mean()
+
+
+def values_at_common_end(evaluations: pd.DataFrame, group: list[str]) -> pd.DataFrame:
+    """The evaluation of every run at the last step that all runs of its group have come to."""
+    ends = evaluations.dropna(subset=[RETURN]).groupby([*GROUP, "run"])[STEP].max().groupby(group).min()
+    return values_at(evaluations, RETURN, ends.rename("steps").reset_index())
+
+
+def summary(values: pd.DataFrame) -> pd.DataFrame:
+    """(env_id, exp_name, steps) -> mean of returns over seeds, and in words: mean ± std (seeds)."""
+    stats = values.groupby([*GROUP, "steps"])[RETURN].agg(["mean", "std", "count"])
+    words = stats["mean"].combine(stats["std"], with_std) + " (" + stats["count"].astype(str) + ")"
+    return stats.assign(words=words)
+
+
+# Tables
+
+
+def final_returns(evaluations: pd.DataFrame) -> pd.DataFrame:
+    """Return of each group at the last step that all its seeds have."""
+    return summary(values_at_common_end(evaluations, GROUP))["words"].rename("return (seeds)").reset_index()
+
+
+def final_returns_beside_paper(evaluations: pd.DataFrame) -> pd.DataFrame:
+    """Table 1 of the paper."""
+    theirs = paper("table1_final_return", evaluations)
+    theirs["paper"] = theirs.pop("mean_return").combine(theirs.pop("std_return"), with_std)
+    return final_returns(evaluations).merge(theirs, how="outer")
+
+
+def samples_to_return(evaluations: pd.DataFrame) -> pd.DataFrame:
+    """Table 2 of the paper: the first step at which the mean over seeds reaches a return."""
+    theirs = paper("table2_samples_to_return", evaluations)
+    means = mean_curves(evaluations, [RETURN]).merge(theirs[["env_id", "return"]].drop_duplicates())
+    means["steps"] = means["steps"].where(means[RETURN] >= means["return"])
+    return means.groupby([*GROUP, "return"], as_index=False)["steps"].min().merge(theirs, how="outer")
+
+
+def beside_published(evaluations: pd.DataFrame, curves: pd.DataFrame) -> pd.DataFrame:
+    """Returns at some steps, published ones beside them, the best mean of the other published ones, and the ratio to REDQ's."""
+    index = ["env_id", "steps"]
+    wanted = evaluations[["env_id"]].drop_duplicates().merge(pd.DataFrame({"steps": STEPS}), how="cross")
+    ours = summary(values_at(evaluations, RETURN, wanted))
+    theirs = values_at(curves, RETURN, wanted).sort_values(RETURN)
+    words = theirs[RETURN].combine(theirs["std_return"], with_std)
+    theirs["words"] = words.where(theirs["exp_name"] != OTHER, theirs["algorithm"] + " " + words)
+    table = ours["words"].unstack("exp_name").join(theirs.groupby([*index, "exp_name"])["words"].last().unstack())
+    redq = theirs.query("algorithm.str.startswith('REDQ')").set_index(index)[RETURN]
+    table["rac_sac / REDQ, published"] = ours["mean"].unstack("exp_name").get("rac_sac", np.nan) / redq
+    return table.reset_index()
+
+
+def intervals(scores: dict, statistic, repetitions: int) -> pd.DataFrame:
+    """Estimate and 95 % stratified bootstrap interval of a statistic of each entry of scores."""
+    np.random.seed(1)  # rliable draws from numpy's global generator
+    point, bounds = library.get_interval_estimates(scores, lambda *runs: np.array([statistic(*runs)]), reps=repetitions)
+    rows = [(name, point[name][0], *bounds[name][:, 0]) for name in scores]
+    return pd.DataFrame(rows, columns=["exp_name", "estimate", "low", "high"])
+
+
+def scores_at_common_end(evaluations: pd.DataFrame) -> tuple[dict[str, np.ndarray], str]:
+    """(exp_name -> runs x environments, their steps): returns over the paper's RAC-SAC return, where all algorithms ran."""
+    values = values_at_common_end(evaluations, ["env_id"])
+    units = paper("table1_final_return", values).query("exp_name == 'rac_sac'")
+    values = values.merge(units[["env_id", "mean_return"]])
+    values["score"] = values[RETURN] / values["mean_return"]
+    # Which run of one environment stands beside which of another means nothing: the bootstrap draws them apart
+    values["number"] = values.groupby(GROUP).cumcount()
+    table = values.pivot(index=["exp_name", "number"], columns=["env_id", "steps"], values="score")
+    table = table.loc[:, table.groupby("exp_name").count().min() > 0].dropna()
+    steps = ", ".join(f"{env_id} at {step:,}" for env_id, step in table)
+    return {name: rows.to_numpy() for name, rows in table.groupby("exp_name") if rows.size}, steps
+
+
+# Figures
+
+
+def panels(env_ids, ylabel: str):
+    """A figure with a panel for each environment, three in a row but four in a square. Returns it and env_id -> axes."""
+    columns = 2 if len(env_ids) == 4 else min(len(env_ids), 3)
+    rows = -(-len(env_ids) // columns)
+    figure = plt.figure(figsize=(max(4.4, 1.4 + 1.5 * columns), 2 * rows), layout="constrained")
+    panel = {}
+    for place, env_id in enumerate(sorted(env_ids), 1):
+        ax = figure.add_subplot(rows, columns, place, title=env_id, xlabel="environment steps")
+        ax.locator_params(nbins=4)
+        ax.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
+        panel[env_id] = ax
+    figure.supylabel(ylabel)
+    return figure, panel
+
+
+def draw_curves(evaluations: pd.DataFrame, column: str, looks: dict[str, dict]):
+    """Every run thin, the mean of each group thick where all its runs have come. looks: exp_name -> colour and line style."""
+    label, thin = CURVES[column]
+    known = evaluations.dropna(subset=[column])
+    means = mean_curves(known, [column])
+    figure, panel = panels(known["env_id"].unique(), label)
+    lines = {}
+    for (env_id, name), group in known.groupby(GROUP):
+        for _, run in group.groupby("run"):
+            panel[env_id].plot(run[STEP], run[column], thin, linewidth=0.7, alpha=0.5, color=looks[name]["color"])
+        mean = means.query("env_id == @env_id and exp_name == @name")
+        (lines[name],) = panel[env_id].plot(mean["steps"], mean[column], linewidth=1.5, marker="o", **looks[name])
+    figure.set_figheight(figure.get_figheight() + 0.15 + 0.1 * len(lines))
+    figure.legend(lines.values(), lines, loc="outside lower center", ncols=2, frameon=False)
+    return figure
+
+
+def draw_family(family: pd.DataFrame, columns: list[str], label: str):
+    """A map of every evaluated policy over time, mean over seeds. columns: one for each, named by its beta or k."""
+    means = mean_curves(family, columns)
+    figure, panel = panels(means["env_id"].unique(), "policy (beta or k)")
+    policies = [float(name.rpartition("_")[2]) for name in columns]
+    for env_id, here in means.groupby("env_id"):
+        values = np.log10(here[columns]) if "log" in label else here[columns]
+        colours = panel[env_id].pcolormesh(here["steps"], policies, values.T)
+        figure.colorbar(colours, ax=panel[env_id], location="top", label=label)
+    return figure
+
+
+# The report
 
 
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
-    said = Warnings()
-    try:
-        if options.bootstrap < 1:
-            raise UserError(f"bootstrap is {options.bootstrap}; it must be at least 1.")
-        if str(options.out) in ("", "."):
-            raise UserError("out is the current folder; give a folder of its own, which is made where it is not there.")
-        groups = group_runs(find_runs(options.runs, said), said)
-        if not groups:
-            raise UserError("there is no run that can be reported on; give run directories with an eval.csv.")
-        options.out.mkdir(parents=True, exist_ok=True)
-        with figures.plt.rc_context(figures.STYLE), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            document = build(options, groups, said)
-        document.write()
-        used = sum(len(group.runs) for group in groups)
-        print(f"{options.out / 'report.md'} and report.html: {count(used, 'run')}, {count(len(said.texts), 'warning')}")
-        if options.publish:
-            publish(document.tables, groups, options.out / "wandb_report.json", options.entity, options.project)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except OSError as error:
-        print(f"error: {error.filename or options.out} cannot be written: {error.strerror}.", file=sys.stderr)
-        sys.exit(2)
+    runs, evaluations, warnings = load(options.runs)
+    sys.stderr.writelines(warnings)
+    options.out.mkdir(parents=True, exist_ok=True)
+    report = ["# Realistic Actor-Critic: report", HEAD, *warnings]
+
+    def add(title: str, shown, text: str = "") -> None:
+        """A section with a table that has rows, or with a figure that is written beside the report."""
+        if isinstance(shown, pd.DataFrame):
+            if shown.empty:
+                return
+            table = shown.convert_dtypes().astype(object)
+            words = table.where(table.notna(), None).to_markdown(index=False, intfmt=",", floatfmt=",.2f", missingval="-")
+        else:
+            name = re.sub(r"\W+", "_", title).lower()
+            for suffix in ("png", "pdf"):
+                shown.savefig(options.out / f"{name}.{suffix}")
+            plt.close(shown)
+            words = f"![{title}]({name}.png)"
+        report.extend([f"## {title}", words, text])
+
+    def add_curves(title: str, drawn: pd.DataFrame, beside: pd.DataFrame) -> None:
+        """Learning curves, and the value bias and best policy where there are any, beside published curves."""
+        looks = dict(zip(drawn["exp_name"].unique(), LOOKS(), strict=False))
+        looks |= dict(zip(beside["exp_name"].unique(), GREY_LOOKS(), strict=False))
+        for column in drawn.dropna(axis=1, how="all").filter(CURVES):
+            add(title + CURVES[column][0], draw_curves(pd.concat([drawn, beside]), column, looks), DRAWN)
+
+    swept = tuple(f"{base}-{argument}_" for base, argument, *_ in SWEEPS.values())
+    compared = evaluations[~evaluations["exp_name"].str.startswith(swept)]
+    curves = published(options.published)
+    curves["end"] = curves["env_id"].map(compared.groupby("env_id")[STEP].max())
+    beside = curves.query("exp_name != @OTHER and global_step <= end")
+    add("Final return", final_returns_beside_paper(compared), FINAL)
+    add("Samples to reach a return", samples_to_return(compared), SAMPLES)
+    add("Return beside published results", beside_published(compared, curves), BESIDE)
+    scores, steps = scores_at_common_end(compared)
+    table = intervals(scores, metrics.aggregate_iqm, options.bootstrap)
+    add("Interquartile mean", table, f"Of returns over the paper's RAC-SAC return. {INTERVALS} {steps}.")
+    ours = scores.pop("rac_sac", None)
+    pairs = {f"rac_sac over {name}": (ours, theirs) for name, theirs in scores.items() if ours is not None}
+    table = intervals(pairs, metrics.probability_of_improvement, options.bootstrap)
+    add("Probability of improvement", table, f"{INTERVALS} {steps}.")
+    add_curves("", compared, beside)
+    for name, family in compared.groupby("exp_name"):
+        for what, label in {"return": "return", "alpha": "log10 of alpha"}.items():
+            columns = list(family.dropna(axis=1, how="all").filter(regex=rf"eval/{what}_\d"))
+            if len(columns) > 1:
+                add(f"{name}: {what} of each policy", draw_family(family, columns, label), FAMILY)
+    for base, argument, *_ in SWEEPS.values():
+        names = evaluations["exp_name"].str.removeprefix(f"{base}-{argument}_").replace(base, "default")
+        members = evaluations.assign(exp_name=names)[names.ne(evaluations["exp_name"])]
+        members = members[members.groupby("env_id")["exp_name"].transform("nunique") > 1]
+        if len(members):
+            title = f"Ablation of {base}, {argument}: "
+            add(title + "final return", final_returns(members))
+            add_curves(title, members, beside[:0])
+    add("Runs", runs)
+    path = options.out / "report.md"
+    path.write_text("\n\n".join(report) + "\n", encoding="utf-8")
+    print(f"{path}: {len(runs)} runs")
 
 
 if __name__ == "__main__":

@@ -1,328 +1,325 @@
-"""Run variants x environments x seeds as Ray tasks, from one core to a cluster: an experiment of experiments.py, own scripts.
+"""Run variants x environments x seeds of the paper's experiments on Ray, from one core to a cluster.
 
     python benchmark/run.py --experiment main --seeds 8
-    python benchmark/run.py --experiment main --seeds 8 --gpus-per-run 0.25 --cpus-per-run 4 -- --max-pending-evaluations 1000000
+    python benchmark/run.py --experiment main --seeds 8 --gpus-per-run 0.25 --cpus-per-run 4
     python benchmark/run.py --experiment main --seeds 8 --address auto --run-root /shared/runs
     python benchmark/run.py --scripts rac_sac.py my_rac.py --env-ids Hopper-v4 --seeds 4 -- --utd 5
 
-Each run is the script itself, in a process of its own, under a run name that follows from variant, environment and seed. The
-same command again goes on: finished runs are left alone, others are resumed from their checkpoints. A run whose worker or
-node dies is retried from its checkpoint; when it has failed for good the others go on. Ctrl-C stops all with a checkpoint.
-
-What follows a lone -- goes to every script: `-- --track --utd 5`. Flags that change what is learned become part of the runs'
-names, so that they are never mixed up with runs of the experiment's own settings.
+Every run is a script in a process of its own, in <run root>/<env_id>__<exp_name>__<seed>, with its output in the .log beside it.
+The same command again goes on: finished runs are left alone, others resume from their checkpoints. A run whose script, worker or
+node dies is retried from its checkpoint. Ctrl-C and SIGTERM end all runs with a checkpoint. What follows a lone -- goes to every
+script; what changes the training becomes part of the experiment name (rac_sac+utd_5).
 """
 
-import hashlib
-import math
+import json
 import os
 import re
 import shlex
 import signal
+import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import tyro
-from experiments import EXPERIMENTS, HARMLESS, ROOT, SMOKE, STEPS, SWEEPS, VARIANTS, Member, members, of_environment
-from flags import canonical, differs, given, script_arguments, script_defaults, split_words
-from grid import run_grid
-from identity import expected
-from job import Job, UserError, is_done, read_config, training_command
+from tqdm import tqdm
 
-# What run.py sets for each run itself, and how to choose it.
-RESERVED = {
-    "env_id": "use --env-ids",
-    "seed": "use --seeds and --first-seed",
-    "total_timesteps": "use --total-timesteps before --",
-    "run_root": "use --run-root before --",
-    "run_name": "it follows from variant, environment and seed",
-    "exp_name": "it is the variant's name",
-    "cuda": "use --gpus-per-run",
-    "resume": "the same command again goes on",
-    "evaluate": "every run is evaluated at its end",
-    "help": "ask the script",
+ROOT = Path(__file__).resolve().parent.parent
+PAPER_ENVS = ("Humanoid-v4", "Ant-v4", "Walker2d-v4", "Hopper-v4")
+ABLATION_ENVS = ("Walker2d-v4", "Humanoid-v4")  # the paper does not name its own
+# By environment, "" for all others:
+STEPS = {"Humanoid": 1_000_000, "": 300_000}
+CAPACITY = {"Humanoid": 300_000, "Walker2d": 100_000, "Ant": 200_000, "": 1_000_000}
+VANILLA_BETA = {"Humanoid": 0.2, "Ant": 0.2, "Hopper": 0.2, "": 0.3}
+REDQ_ENTROPY = {"Hopper": -1, "Walker2d": -3, "HalfCheetah": -3, "Ant": -4, "Humanoid": -2, "": None}
+
+# Experiment name -> script and flags. {redq_entropy}: the target entropy of REDQ's authors where they have one.
+BASELINES = {name: f"benchmark/baselines.py --algorithm {name}" for name in ("sac", "td3", "tqc", "tqc20", "mbpo")}
+VARIANTS = {
+    "rac_sac": "rac_sac.py",
+    "rac_td3": "rac_td3.py",
+    "vanilla_rac": "vanilla_rac.py",
+    "rac_itm": "rac_itm.py",
+    "redq": "vanilla_rac.py --target-rule in-target-min --min-size 2 --q-lr-init 3e-4 --initial-log-alpha 0 {redq_entropy}",
+    "vanilla_rac-redq_entropy": "vanilla_rac.py {redq_entropy}",  # compared with REDQ
+    **BASELINES,
 }
-NEEDED = {*RESERVED} - {"exp_name", "help"}  # arguments of an own script; exp_name, whose default is code, aside
+
+
+class Sweep(NamedTuple):
+    """One argument of a variant over several values."""
+
+    variant: str
+    argument: str
+    values: tuple
+    default: Any  # the value that is the variant itself, by environment where it differs
+
+
+SWEEPS = {
+    "utd": Sweep("rac_sac", "utd", (1, 5, 10, 20), 20),
+    "ensemble": Sweep("rac_sac", "num_critics", (2, 3, 5, 8, 10), 10),
+    "training": Sweep("rac_sac", "train_beta_max", (0.4, 0.6, 0.8, 1.0, 1.2), 0.8),
+    "exploration": Sweep("rac_sac", "explore_beta_max", (0.2, 0.3, 0.4, 0.6, 0.8), 0.3),
+    "capacity": Sweep("rac_sac", "buffer_size", (50_000, 100_000, 200_000, 300_000, 1_000_000), CAPACITY),
+    "temperature": Sweep("rac_sac", "initial_log_alpha", (-5, -2, 0), -5),
+    "temperature_network": Sweep("rac_sac", "temperature_network", (True, False), True),
+    "warmup": Sweep("rac_sac", "q_lr_init", (3e-5, 3e-4), 3e-5),
+    "vanilla_beta": Sweep("vanilla_rac", "beta", (0.2, 0.3, 0.4, 0.6, 0.8), VANILLA_BETA),
+    "itm_training": Sweep("rac_itm", "train_k_max", (2, 2.5, 3, 4), 2),
+    "itm_exploration": Sweep("rac_itm", "explore_k_max", (1.25, 1.5, 1.75, 2), 1.5),
+}
+
+
+class Experiment(NamedTuple):
+    """What is run together."""
+
+    variants: tuple[str, ...]  # experiment names; a sweep has its own
+    env_ids: tuple[str, ...]
+    flags: str = ""  # of all runs
+    script_flags: str = "--snapshot-frequency 50000"  # of all but the baselines; from snapshots the value bias is measured
+
+
+TINY = "--learning-starts 200 --batch-size 32 --hidden-dim 8 --utd 1 --buffer-size 500 --eval-frequency 100 --eval-episodes 2"
+EXPERIMENTS = {
+    "main": Experiment(("rac_sac", "rac_td3", "vanilla_rac-redq_entropy", "rac_itm", "redq", *BASELINES), PAPER_ENVS),
+    "variants": Experiment(("rac_sac", "vanilla_rac", "rac_itm"), PAPER_ENVS),
+    **{name: Experiment((), ABLATION_ENVS) for name in SWEEPS},
+    "smoke": Experiment(  # all algorithms with tiny networks, in minutes
+        ("rac_sac", "rac_td3", "vanilla_rac", "rac_itm", "redq", *BASELINES),
+        ("Hopper-v4", "InvertedPendulum-v4"),
+        TINY,
+        "--no-compile --q-lr-warmup-end 300 --num-critics 3 --snapshot-frequency 300",
+    ),
+}
+# Arguments that change how a run is done, not what it learns: they are not in its name.
+HARMLESS = ("track", "wandb", "compile", "cudagraphs", "checkpoint", "snapshot", "eval_workers", "capture_video", "max_pending")
+RESERVED = ("env_id", "seed", "exp_name", "total_timesteps", "run_root", "run_name", "cuda", "resume", "evaluate")
 
 
 @dataclass
 class Options:
-    experiment: Literal[tuple(EXPERIMENTS)] | None = None  # what to run; benchmark/experiments.py lists them
-    scripts: tuple[Path, ...] | None = None  # own scripts, beside the experiment's variants or alone, with their command line
-    seeds: int = 8  # runs of each variant in each environment, with the seeds first_seed, first_seed + 1, ...
-    first_seed: int = 1  # the first seed
-    run_root: Path = Path("runs")  # the folder of the run directories; on a cluster, storage that all nodes share under this path
-    env_ids: tuple[str, ...] | None = None  # these environments instead of the experiment's or own script's
-    variants: tuple[str, ...] | None = None  # only these variants of the experiment, by experiment name
-    total_timesteps: int | None = None  # environment steps of each run instead of the experiment's or own script's
-    address: str | None = None  # an existing Ray cluster: auto, or ray://host:port; by default a Ray of its own on this machine
-    cpus_per_run: int = 1  # cores of each run: its training threads; half of them, at least one, are also its evaluation workers
-    gpus_per_run: float = 0.0  # share of a GPU for each run; 0 trains on the CPU
-    retries: int = 3  # how often a run that died is retried from its checkpoint
-    dry_run: bool = False  # print the commands and do nothing
+    experiment: Literal[tuple(EXPERIMENTS)] | None = None  # what to run
+    scripts: tuple[Path, ...] = ()  # files with the scripts' command line, beside the experiment or alone
+    seeds: int = 8  # runs of each variant in each environment
+    first_seed: int = 1
+    env_ids: tuple[str, ...] = ()  # in place of the experiment's
+    variants: tuple[str, ...] = ()  # only these of the experiment, by experiment name
+    run_root: Path = Path("runs")  # on a cluster, storage that all nodes share under this path
+    total_timesteps: int | None = None  # environment steps of a run; by default 1e6 for Humanoid, 3e5 for others
+    address: str | None = None  # an existing Ray cluster: auto, or host:port; by default a Ray of its own on this machine
+    cpus_per_run: int = 1  # cores of each run
+    gpus_per_run: float = 0.0  # share of a GPU of each run; 0 trains on the CPU
+    dry_run: bool = False  # print the commands of the runs that are not finished
 
 
-def flags_for_all(words: list[str]) -> dict[str, str]:
-    """The arguments after the lone -- by field name; raises UserError for one that run.py sets itself, or a stray word."""
-    words = split_words(words)
-    for before, word in zip(["", *words], words, strict=False):
-        if not word.startswith("--") and not before.startswith("--"):
-            raise UserError(f"{word!r} after -- belongs to no argument; give arguments of the scripts such as --track.")
-    found = given(words)
-    for name in found:
-        if name in RESERVED:
-            raise UserError(f"{name} after -- is not accepted, because each run has its own; {RESERVED[name]}.")
-    return found
+@dataclass
+class Run:
+    """A run of the grid."""
+
+    directory: Path
+    script: Path
+    arguments: list[str]  # of a fresh start
+    steps: int
+
+    @property
+    def unmeasured(self) -> bool:
+        """Whether there are snapshots whose value bias has not been measured."""
+        snapshots = [int(path.stem.removeprefix("step-")) for path in self.directory.glob("snapshots/step-*.pt")]
+        return last_step(self.directory / "bias.csv") < max(snapshots, default=0)
+
+    @property
+    def is_done(self) -> bool:
+        """Trained as far as asked, evaluated, played on fresh episodes, its value bias measured."""
+        steps = min(last_step(self.directory / name) for name in ("eval.csv", "evaluate.csv"))
+        return steps >= self.steps and not self.unmeasured
 
 
-def lacks_value(name: str, value: str, defaults: dict) -> bool:
-    """Whether an argument that is no switch of a script was given like one."""
-    return value in ("True", "False") and not isinstance(defaults.get(name, True), bool)
+class WrongArguments(Exception):
+    """What another try would not mend."""
 
 
-def sha256(script: str | Path) -> str:
-    return hashlib.sha256((ROOT / script).read_bytes()).hexdigest()
+def last_step(path: Path) -> int:
+    """The step in the last whole row of a run's CSV file, 0 before there is one."""
+    rows = path.read_text().split("\n")[1:-1] if path.exists() else []
+    return int(float(rows[-1].split(",")[0])) if rows else 0
 
 
-def own_scripts(options: Options) -> list[Member]:
-    """The files of --scripts; UserError for one that cannot be run as one of the scripts here.
-
-    Their name is the script's own exp_name, by default its file's stem, with a part of the file's hash where a variant of
-    experiments.py or another file of this grid has the same name.
-    """
-    found = {}  # exp_name, sha256 -> path; the same file twice is one
-    for path in (path.resolve() for path in options.scripts or ()):
-        try:
-            defaults = script_defaults(str(path))
-        except (OSError, SyntaxError, ValueError) as error:
-            raise UserError(f"{path} cannot be read as a Python script: {getattr(error, 'strerror', None) or error}.") from None
-        if missing := sorted(NEEDED - defaults.keys()):
-            lacking = f"{path} has no argument {', '.join(missing)} with a plain value in a class Args"
-            raise UserError(f"{lacking}; start from a copy of a script here.")
-        found[defaults.get("exp_name") or path.stem, sha256(path)] = str(path)
-    names = [name for name, _ in found]
-    prefix = SMOKE if options.experiment == "smoke" else ""
-    own = []
-    for (name, digest), path in found.items():
-        if name in VARIANTS:  # its name only for the very script, at its defaults
-            unique = not VARIANTS[name].flags and digest == sha256(VARIANTS[name].script)
-        else:
-            unique = names.count(name) == 1
-        own.append(Member(prefix + (name if unique else f"{name}-{digest[:8]}"), path, flags=""))
-    return own
+def of_environment(values: Any, env_id: str) -> Any:
+    """A value that may depend on the environment."""
+    return values.get(env_id.split("-v")[0], values[""]) if isinstance(values, dict) else values
 
 
-def members_of_grid(options: Options) -> list[tuple[str, Member]]:
-    """(environment, variant or own script) of every run of the grid but for its seeds; UserError for what is not there."""
-    if not options.experiment and (options.variants or not options.scripts):
-        raise UserError("give --experiment, which --variants belong to, or --scripts.")
-    own = own_scripts(options)
-    env_ids = options.env_ids or (EXPERIMENTS[options.experiment].env_ids if options.experiment else ())
-    if not env_ids:
-        return [(script_defaults(member.script)["env_id"], member) for member in own]
-    grid = {env_id: members(options.experiment, env_id) if options.experiment else [] for env_id in env_ids}
-    known = sorted({member.exp_name for found in grid.values() for member in found})
-    if unknown := [name for name in options.variants or () if name not in known]:
-        raise UserError(f"{options.experiment} has no variant {unknown[0]}; it has {', '.join(known)}.")
-    chosen = options.variants or known
-    own = [member for member in own if member.exp_name not in chosen]  # else it is the same file as the variant's
-    pairs = []
-    for env_id, found in grid.items():
-        pairs += [(env_id, member) for member in found if member.exp_name in chosen]
-        pairs += [(env_id, member) for member in own]
-    return pairs
-
-
-def check_flags(for_all: dict[str, str], script: str) -> None:
-    """UserError where a script does not have an argument after --, or it was given no value."""
-    defaults, arguments = script_defaults(script), script_arguments(script)
-    for name, value in for_all.items():
-        if lacks_value(name, value, defaults):
-            raise UserError(f"{name} after -- has no value; give one, as in -- --utd 5.")
-        if name not in arguments and name not in HARMLESS:
-            raise UserError(f"{script} has no argument {name}; what follows -- goes to all, --variants chooses some.")
-
-
-def settings_of(options: Options, for_all: dict[str, str], env_id: str, member: Member) -> dict[str, str]:
-    """The arguments that one member of a grid is given in an environment, by field name.
-
-    A script may lack what an experiment sets for all of its runs, or what only says how a run is done.
-    """
-    defaults, arguments = script_defaults(member.script), script_arguments(member.script)
-    common = given(EXPERIMENTS[options.experiment].flags) if options.experiment else {}
-    settings = {name: value for name, value in common.items() if name in arguments}
-    settings |= given(member.flags)
-    settings |= {name: value for name, value in for_all.items() if name in arguments}
-    steps = options.total_timesteps or settings.get("total_timesteps") or defaults.get("total_timesteps")
-    settings["total_timesteps"] = str(int(steps or of_environment(STEPS, env_id)))
-    settings["env_id"] = env_id
-    settings["cuda"] = str(options.gpus_per_run > 0)
-    if "eval_workers" in arguments:
-        busy = 1 if options.gpus_per_run else math.ceil(options.cpus_per_run / 2)  # cores that training keeps busy
-        settings.setdefault("eval_workers", str(max(1, options.cpus_per_run - busy)))
+def settings_of(words: list[str]) -> dict[str, str]:
+    """The arguments of a command line by field name: --utd 5 is {"utd": "5"}, --no-compile is {"compile": "False"}."""
+    settings = {}
+    for argument in re.split(r"(?:^|\s)--", " ".join(words))[1:]:
+        flag, value = re.fullmatch(r"([^\s=]*)[\s=]?(.*)", argument).groups()
+        name = flag.replace("-", "_")
+        settings[name.removeprefix("no_")] = value or str(not name.startswith("no_"))
     return settings
 
 
-def as_words(settings: dict[str, str]) -> list[str]:
-    """Settings as words of a command line."""
-    words = []
-    for name, value in settings.items():
-        flag = name.replace("_", "-")
-        if value not in ("True", "False") or name == "cuda":  # which may be None, so it takes a value
-            words += [f"--{flag}", value]
-        else:
-            words.append(f"--{flag}" if value == "True" else f"--no-{flag}")
-    return words
+def commands(options: Options, env_id: str) -> dict[str, str]:
+    """Experiment name -> script and flags of what is run in an environment."""
+    found = {}
+    if options.experiment:
+        names, _, flags, script_flags = EXPERIMENTS[options.experiment]
+        prefix = "smoke_" if options.experiment == "smoke" else ""
+        found = {prefix + name: VARIANTS[name] for name in names}
+        if options.experiment in SWEEPS:
+            variant, argument, values, default = SWEEPS[options.experiment]
+            for value in values:
+                name = variant if value == of_environment(default, env_id) else f"{variant}-{argument}_{value}"
+                flag = ("no-" if value is False else "") + argument.replace("_", "-")
+                found[name] = f"{VARIANTS[variant]} --{flag} {'' if isinstance(value, bool) else value}"
+        entropy = of_environment(REDQ_ENTROPY, env_id)
+        for name, command in found.items():
+            own = flags if "baselines.py" in command else f"{flags} {script_flags}"
+            found[name] = f"{command} {own}".format(redq_entropy=f"--target-entropy {entropy}" if entropy else "")
+        if missing := set(options.variants) - found.keys():
+            sys.exit(f"error: {options.experiment} has no variant {', '.join(missing)}; it has {', '.join(found)}.")
+        found = {name: command for name, command in found.items() if not options.variants or name in options.variants}
+    return found | {path.stem: shlex.quote(str(path.resolve())) for path in options.scripts}
 
 
-def make_jobs(options: Options, for_all: dict[str, str]) -> list[Job]:
-    """A job for each run of the grid, seeds outermost."""
-    if options.experiment in SWEEPS and SWEEPS[options.experiment].argument in for_all:
-        raise UserError(f"{SWEEPS[options.experiment].argument} after -- is what the runs of {options.experiment} differ in.")
-    grid = members_of_grid(options)
-    for script in dict.fromkeys(member.script for _, member in grid):
-        check_flags(for_all, script)
-        for_all = {name: canonical(value, script_defaults(script).get(name, "")) for name, value in for_all.items()}
-    suffix = "".join(f"+{name}_{value}" for name, value in sorted(for_all.items()) if name not in HARMLESS)
-    jobs = []
+def make_runs(options: Options, extra: list[str]) -> list[Run]:
+    """Every run of the grid, seeds outermost. extra: the words after --."""
+    changed = settings_of(extra)
+    if reserved := changed.keys() & set(RESERVED):
+        sys.exit(f"error: every run has its own {', '.join(reserved)}; what sets it is given before --, see --help.")
+    changed = {name: value for name, value in changed.items() if not name.startswith(HARMLESS)}
+    suffix = "".join(f"+{name}_{value.replace(' ', '_')}" for name, value in sorted(changed.items()))
+    workers = max(1, options.cpus_per_run - 1 if options.gpus_per_run else options.cpus_per_run // 2)
+    runs = []
     for seed in range(options.first_seed, options.first_seed + options.seeds):
-        for env_id, member in grid:
-            name = f"{env_id}__{member.exp_name}{suffix}__{seed}".replace("/", "_").replace(":", "_")
-            if len(name) > 200:
-                raise UserError(f"the run name {name} has more than 200 characters; give fewer arguments after --.")
-            settings = settings_of(options, for_all, env_id, member)
-            settings |= {"seed": str(seed), "exp_name": member.exp_name + suffix}
-            run_dir = options.run_root.resolve() / name
-            jobs.append(
-                Job(
-                    name=name,
-                    run_dir=str(run_dir),
-                    script=str(ROOT / member.script),
-                    arguments=["--run-root", str(run_dir.parent), "--run-name", name, *as_words(settings)],
-                    settings=settings,
-                    steps=int(settings["total_timesteps"]),
-                    cpus=options.cpus_per_run,
-                    sha256=sha256(member.script),
-                    own=Path(member.script).is_absolute(),
-                    value_bias=str(ROOT / "benchmark/value_bias.py"),
-                )
-            )
-    return jobs
+        for env_id in options.env_ids or EXPERIMENTS[options.experiment].env_ids:
+            for name, command in commands(options, env_id).items():
+                script, *flags = shlex.split(command)
+                directory = options.run_root.resolve() / re.sub("[/:]", "_", f"{env_id}__{name}{suffix}__{seed}")
+                steps = options.total_timesteps or (500 if options.experiment == "smoke" else of_environment(STEPS, env_id))
+                arguments = [
+                    *flags, *([] if "baselines.py" in script else ["--eval-workers", str(workers)]), *extra,
+                    "--env-id", env_id, "--seed", str(seed), "--exp-name", name + suffix, "--total-timesteps", str(steps),
+                    "--run-root", str(directory.parent), "--run-name", directory.name, "--cuda", str(options.gpus_per_run > 0),
+                ]  # fmt: skip
+                runs.append(Run(directory, ROOT / script, arguments, steps))
+    return runs
 
 
-def check_device(job: Job, saved: dict) -> None:
-    """UserError where an unfinished run was trained on another kind of device than the grid wants: it cannot move."""
-    on_gpu = saved.get("cuda")
-    if on_gpu is None and saved["device"]:  # a CPU with its threads, or a GPU's name alone
-        on_gpu = ", threads: " not in saved["device"]
-    wanted = job.settings["cuda"] == "True"
-    if on_gpu is not None and on_gpu != wanted:
-        raise UserError(
-            f"{job.run_dir} was made with cuda {on_gpu}, and this grid wants {wanted}: --gpus-per-run decides; "
-            "move it away or choose another --run-root."
-        )
+def same(saved: Any, given: str) -> bool:
+    """Whether an argument of config.json is that of a command line: 0.0003 is 3e-4."""
+    try:
+        return float(saved) == float(given)
+    except (TypeError, ValueError):
+        return str(saved) == given
 
 
-def check_existing(job: Job, for_all: dict[str, str]) -> None:
-    """Raise UserError if the job's run directory is of other settings or another own script, or is something else.
+def check_same(run: Run) -> None:
+    """End with a sentence where a run directory was made with other arguments; a run may always be prolonged."""
+    path = run.directory / "config.json"
+    saved = json.loads(path.read_text())["args"] if path.exists() else {}
+    for name, given in settings_of(run.arguments).items():
+        may_differ = name in ("total_timesteps", "run_root") or name.startswith(HARMLESS)
+        if name in saved and not may_differ and not same(saved[name], given):
+            sys.exit(f"error: {run.directory} was made with {name} {saved[name]}, not {given}; choose another --run-root.")
 
-    A run that was begun for more steps goes on to them; a warning says what else a run keeps that it began with.
+
+def execute(run: Run, cpus: int) -> None:
+    """In a Ray worker: train, or go on from the checkpoint; play the policies on fresh episodes; measure the value bias.
+
+    Raises WrongArguments for exit code 2, RuntimeError for any other that is not 0.
     """
-    run_dir = Path(job.run_dir)
-    settings = job.settings
-    saved = read_config(job.run_dir)
-    away = "move it away or choose another --run-root."
-    if saved is None and (run_dir / "checkpoint.pt").exists():
-        raise UserError(f"{run_dir} is there but has no readable config.json; {away}")
-    if saved is None:
-        return
-    if job.own and job.sha256 not in saved["script_sha256"]:
-        raise UserError(f"{run_dir} was made with another {saved['script']}.py than {job.script}; {away}")
-    done = is_done(job)
-    if not done:
-        check_device(job, saved)
-    for name, value in {**(expected(settings["exp_name"], settings["env_id"]) or {}), **settings}.items():
-        other = name in saved and differs(saved[name], value)
-        if name == "env_id" and other:  # to an id without a version a script adds the newest
-            other = not re.fullmatch(rf"{re.escape(value)}-v\d+", saved[name])
-        if other and name not in (*HARMLESS, "total_timesteps"):
-            raise UserError(f"{run_dir} was made with {name} {saved[name]}, and this grid wants {value}; {away}")
-    kept = []
-    if not done:
-        threads = saved["device"].partition(", threads: ")[2]
-        kept += [f"{threads} threads"] if threads and threads != str(job.cpus) else []
-        kept += [name for name in for_all if name in HARMLESS and name in settings and differs(saved.get(name), settings[name])]
-        if saved.get("total_timesteps", 0) > job.steps:
-            job.steps = saved["total_timesteps"]
-            kept.append(f"total_timesteps ({job.steps:,})")
-    if kept:
-        print(f"warning: {run_dir} keeps the {', '.join(kept)} that it began with.", file=sys.stderr)
-    if saved.get("snapshot_frequency") == 0 and float(settings.get("snapshot_frequency", 0)) > 0:
-        print(f"warning: {run_dir} was begun without snapshots, so that its value bias cannot be measured.", file=sys.stderr)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ray.cancel() needs it, and a shell's background job ignores it
+    begun = (run.directory / "checkpoint.pt").exists()
+    train = ["--resume", str(run.directory), "--total-timesteps", str(run.steps)] if begun else run.arguments
+    execute_program([str(run.script), *train], run, cpus)
+    execute_program([str(run.script), "--evaluate", str(run.directory)], run, cpus)
+    if run.unmeasured:
+        execute_program([str(ROOT / "benchmark/value_bias.py"), str(run.directory)], run, cpus)
 
 
-def check_options(options: Options) -> None:
-    """UserError for values that make no sense."""
-    for name, least in (("seeds", 1), ("cpus_per_run", 1), ("first_seed", 0), ("gpus_per_run", 0), ("retries", 0)):
-        value = getattr(options, name)
-        if not least <= value < math.inf:
-            raise UserError(f"{name} is {value}; it must be at least {least}.")
-    for name in ("scripts", "env_ids", "variants"):
-        if getattr(options, name) == ():
-            raise UserError(f"{name} was given without a value; give one, or leave it out.")
-    if options.total_timesteps is not None and options.total_timesteps < 1:
-        raise UserError(f"total_timesteps is {options.total_timesteps}; it must be at least 1.")
-    if options.gpus_per_run > 1 and options.gpus_per_run % 1:
-        raise UserError(f"gpus_per_run is {options.gpus_per_run}; it must be at most 1 or a whole number.")
-    if options.run_root.exists() and not options.run_root.is_dir():
-        raise UserError(f"run_root {options.run_root} is not a folder.")
-    if not options.scripts:
-        check_environments(options.env_ids or ())
-
-
-def check_environments(env_ids: tuple[str, ...]) -> None:
-    """UserError for an id that Gymnasium does not know; what a module of one's own registers is known only to its runs."""
-    import gymnasium as gym
-
-    without_version = {name.rsplit("-v", 1)[0] for name in gym.registry}
-    for env_id in env_ids:
+def execute_program(command: list[str], run: Run, cpus: int) -> None:
+    """A Python program with its output appended to the run's log; it gets SIGTERM when this task is cancelled."""
+    path = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"  # for baselines of an environment beside the scripts
+    environment = {**os.environ, "OMP_NUM_THREADS": str(cpus), "PYTHONPATH": path}
+    log = Path(f"{run.directory}.log")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with open(log, "ab") as output:
+        output.write(f"\n$ {shlex.join(['python', *command])}\n".encode())
+        output.flush()
+        process = subprocess.Popen(
+            [sys.executable, *command], stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment
+        )
         try:
-            if ":" not in env_id and env_id not in without_version:
-                gym.spec(env_id)
-        except gym.error.Error as error:
-            raise UserError(f"there is no environment {env_id!r}: {error}") from None
+            while process.poll() is None:  # process.wait() would not notice the KeyboardInterrupt of ray.cancel()
+                time.sleep(0.2)
+        finally:
+            process.terminate()  # nothing, if it has ended
+            try:
+                code = process.wait(120)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
+    if code:
+        raise (WrongArguments if code == 2 else RuntimeError)(f"exit code {code} of {shlex.join(command)}; see {log}")
 
 
-def run(options: Options, for_all: list[str]) -> int:
-    """Check everything, then run the grid or print its commands; returns the exit code. Raises UserError."""
-    check_options(options)
-    for_all = flags_for_all(for_all)
-    jobs = make_jobs(options, for_all)
-    for job in jobs:
-        check_existing(job, for_all)
-    if not options.dry_run:
-        return run_grid(options, jobs)
-    for job in jobs:
-        print("# finished" if is_done(job) else shlex.join(training_command(job)), flush=True)
-    return 0
+def run_grid(options: Options, runs: list[Run], due: list[Run]) -> int:
+    """Bring what is due to its end on Ray; returns the exit code."""
+    import ray
+
+    ray.init(options.address or "local", log_to_driver=False, logging_level="ERROR")
+    there = ray.cluster_resources()
+    if there.get("CPU", 0) < options.cpus_per_run or there.get("GPU", 0) < options.gpus_per_run:
+        sys.exit(f"error: a run wants {options.cpus_per_run} cores and {options.gpus_per_run:g} GPUs, which are not there.")
+    resources = {"num_cpus": options.cpus_per_run, "num_gpus": options.gpus_per_run}
+    remote = ray.remote(max_retries=3, retry_exceptions=[RuntimeError], **resources)(execute)
+    running = {remote.options(name=run.directory.name).remote(run, options.cpus_per_run): run for run in due}
+    failed = []
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a cluster's scheduler sends it
+    bar = tqdm(total=sum(run.steps for run in runs), unit="step", mininterval=1 if sys.stderr.isatty() else 60)
+    try:
+        while running:
+            ended, _ = ray.wait(list(running), timeout=5)
+            for task in ended:
+                run = running.pop(task)
+                try:
+                    ray.get(task)
+                except ray.exceptions.RayError as error:
+                    failed.append(run)
+                    bar.write(f"failed: {run.directory.name}: {str(error).splitlines()[-1]}", file=sys.stderr)
+            bar.set_postfix_str(f"{len(running)} runs to go, {len(failed)} failed", refresh=False)
+            bar.update(sum(min(last_step(run.directory / "eval.csv"), run.steps) for run in runs) - bar.n)
+    except KeyboardInterrupt:
+        bar.write("stopping: every run writes its checkpoint, and the same command goes on", file=sys.stderr)
+        for task in running:
+            ray.cancel(task)
+        ray.wait(list(running), num_returns=len(running), timeout=150)
+        return 130
+    finally:
+        bar.close()
+    return int(bool(failed))
 
 
 def main() -> None:
     words = sys.argv[1:]
     end = words.index("--") if "--" in words else len(words)
     options = tyro.cli(Options, args=words[:end], description=__doc__)
-    try:
-        sys.exit(run(options, words[end + 1 :]))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except BrokenPipeError:  # `| head` has read enough
-        os._exit(0)
-    except KeyboardInterrupt as stop:
-        print(f"interrupted; the same command again goes on: {shlex.join(['python', *sys.argv])}", file=sys.stderr)
-        sys.exit(128 + (stop.args or (signal.SIGINT,))[0])
+    if not options.experiment and not (options.scripts and options.env_ids):
+        sys.exit("error: give --experiment, or --scripts with --env-ids.")
+    if missing := [str(path) for path in options.scripts if not path.is_file()]:
+        sys.exit(f"error: there is no script {missing[0]}.")
+    runs = make_runs(options, words[end + 1 :])
+    for run in runs:
+        check_same(run)
+    due = [run for run in runs if not run.is_done]
+    if options.dry_run:
+        for run in due:
+            print(shlex.join(["python", str(run.script), *run.arguments]))
+        return
+    sys.exit(run_grid(options, runs, due) if due else 0)
 
 
 if __name__ == "__main__":

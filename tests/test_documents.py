@@ -47,13 +47,12 @@ def commands(path: Path) -> list[str]:
 
 
 def options_of(program: Path) -> set[str]:
-    """The fields of a program's classes of arguments as flags; in speed/ those of measure.py too."""
+    """The fields of a program's class of arguments as flags."""
     known = {"--help"}
-    for file in {program, program.parent / "measure.py"} if program.parent.name == "speed" else {program}:
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.ClassDef) and node.name in ("Args", "Options", "Sizes"):
-                names = [field.target.id for field in node.body if isinstance(field, ast.AnnAssign)]
-                known |= {f"--{no}{name.replace('_', '-')}" for name in names for no in ("", "no-")}
+    for node in ast.walk(ast.parse(program.read_text())):
+        if isinstance(node, ast.ClassDef) and node.name in ("Args", "Options"):
+            names = [field.target.id for field in node.body if isinstance(field, ast.AnnAssign)]
+            known |= {f"--{no}{name.replace('_', '-')}" for name in names for no in ("", "no-")}
     return known
 
 
@@ -67,8 +66,7 @@ def test_commands_can_be_run(name):
         assert (ROOT / program).is_file(), command
         split = words.index("--") if "--" in words else len(words)
         assert flags(words[:split]) <= options_of(ROOT / program), command
-        passed_on = options_of(ROOT / "rac_sac.py") | options_of(ROOT / "benchmark/speed/throughput.py")
-        assert flags(words[split:]) <= passed_on, command
+        assert flags(words[split:]) <= options_of(ROOT / "rac_sac.py"), command
 
 
 def flags(words: list[str]) -> set[str]:
@@ -80,5 +78,5 @@ def test_documents_are_checked():
     readme = commands(ROOT / "README.md")
     assert "rac_sac.py --env-id Ant-v4 --utd 20" in readme
     assert len(readme) > 10
-    assert {"--cuda", "--no-cuda", "--repeats"} <= options_of(ROOT / "benchmark/speed/throughput.py")
+    assert {"--cuda", "--no-cuda", "--repeats"} <= options_of(ROOT / "benchmark/speed.py")
     assert "--reward" not in options_of(ROOT / "rac_sac.py")  # a field of another class

@@ -22,7 +22,7 @@ from PIL import Image, ImageDraw
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 
-FRAMES_PER_SECOND = 20  # at most; a frame shows a whole number of steps
+FRAMES_PER_SECOND = 12  # at most; a frame shows a whole number of steps
 
 
 @dataclass
@@ -62,15 +62,15 @@ def main() -> None:
     except Exception:
         sys.exit(f"error: {file} holds no policy of one of the scripts; give a policy file or a run directory.")
     # The camera "track" follows the body; the default one is left behind.
-    env = gym.make(content["args"]["env_id"], render_mode="rgb_array", camera_name="track", width=300, height=240)
+    env = gym.make(content["args"]["env_id"], render_mode="rgb_array", camera_name="track", width=280, height=210)
     stride = max(1, round(1 / (env.unwrapped.dt * FRAMES_PER_SECOND)))
-    family = getattr(policy, f"{script.CONDITION}s")
+    family = script.eval_conditions(policy.args)
     films = []
     for value in options.conditions or sorted({family[0], family[len(family) // 2], family[-1]}):
-        films.append(play(env, partial(policy, condition=value), f"{script.CONDITION} {value:.2g}", options, stride))
+        films.append(play(env, partial(policy, **{script.CONDITION: value}), f"{script.CONDITION} {value:.2g}", options, stride))
     pictures = [Image.fromarray(np.hstack(frames)) for frames in zip(*films, strict=True)]
     duration = round(1000 * stride * env.unwrapped.dt)  # in ms
-    pictures[0].save(options.out, save_all=True, append_images=pictures[1:], duration=duration, loop=0, quality=40)
+    pictures[0].save(options.out, save_all=True, append_images=pictures[1:], duration=duration, loop=0, quality=25, method=6)
     pictures[len(pictures) // 2].save(options.out.with_suffix(".png"))
 
 

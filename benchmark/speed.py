@@ -63,7 +63,7 @@ class Options:
 
 
 def make_learner(options: Options, script: str, mode: str, precision: str) -> tuple:
-    """A script's environment, its learner with a full replay, and what holds the learner's networks; sets up torch.
+    """A script's environment and its learner with a full replay; sets up torch.
 
     All that this file knows of a script is here, and in the calls of act, store and update.
     """
@@ -83,19 +83,18 @@ def make_learner(options: Options, script: str, mode: str, precision: str) -> tu
         buffer_size=ROWS,
     )
     try:
-        env = module.FlatEnv(args.env_id)
-        args = module.check_args(args, env.action_dim)
-        device = module.choose_device(args, None)
+        env = module.Env(args.env_id)
+        args = module.completed(args, env)
     except module.UserError as error:
         sys.exit(f"error: {error}")
-    module.set_up_torch(args, device)
-    learner = module.Learner(args, env.obs_dim, env.action_dim, device)
+    learner = module.Learner(args, env.obs_dim, env.action_dim, module.set_up_torch(args))
     for step in range(ROWS):
         obs, next_obs = np.random.normal(size=(2, env.obs_dim))
-        learner.store(step, obs, env.action_space.sample(), np.random.normal(), False, next_obs)
-    if device.type == "cuda":
-        learner.warm_up()  # captures the graphs
-    return env, learner, getattr(learner, "agent", learner)
+        action = np.random.uniform(-1, 1, env.action_dim)
+        learner.store(step, obs, action, np.random.normal(), False, next_obs)
+    if learner.device.type == "cuda":
+        learner.warm_up()  # captures the graphs; on a CPU the first turn compiles
+    return env, learner
 
 
 def step_work(agent, options: Options) -> dict:
@@ -206,12 +205,12 @@ def main(arguments=None) -> None:
     options = tyro.cli(Options, args=arguments, description=__doc__)
     programs = {}
     for combination in product(options.scripts, options.modes, options.matmul_precision):
-        env, learner, agent = make_learner(options, *combination)
+        env, learner = make_learner(options, *combination)
         title = " ".join(combination)
         programs[title] = partial(time_script, env, learner, torch.get_float32_matmul_precision(), options)
     if options.peer_python:
         programs["SBX"] = start_peer(options)
-    work = step_work(agent, options)
+    work = step_work(learner.agent, options)
     programs["floor"] = partial(time_floor, work, learner.device)
     conditions = {
         "processor": torch.cuda.get_device_name()

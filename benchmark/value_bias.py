@@ -52,19 +52,21 @@ class Subject:
 
     def __init__(self, script, content: dict, best: float):
         self.script = script
-        self.args = script.Args(**content["args"])
-        self.condition = best
-        index = script.eval_conditions(self.args).index(best)
-        self.alpha = content["alphas"][index] if content["alphas"] else 0.0
-        sizes = (content["obs_dim"], len(content["bounds"][0]))
-        self.actor = script.load_network(self.args, "actor", content["actor"], *sizes)
-        self.critic = script.load_network(self.args, "critic", content["critic"], *sizes)
-        self.env = script.FlatEnv(self.args.env_id)
-        self.endless_env = script.FlatEnv(self.args.env_id, max_episode_steps=-1)
+        self.args = args = script.Args(**content["args"])
+        self.env = script.Env(args.env_id)
+        self.endless_env = script.Env(args.env_id, max_episode_steps=-1)
+        self.best = best
+        self.condition = script.played_condition(best, 1)
+        self.alpha = content["evaluation"].get(f"eval/alpha_{best:.6g}", 0.0)
+        sizes = (self.env.obs_dim, self.env.action_dim)
+        self.actor = script.make_actor(args, *sizes).requires_grad_(False)
+        self.actor.load_state_dict(content["actor"])
+        self.critic = script.Critic(args.num_critics, *sizes, args.hidden_dim).requires_grad_(False)
+        self.critic.load_state_dict(content["critic"])
 
     def act(self, obs: np.ndarray, explore: bool = False) -> tuple[np.ndarray, float]:
         """obs (O,) -> action (A,) and its log-probability. A deterministic policy gets noise only where it explores."""
-        output = self.actor(*self.script.network_inputs(obs[None], self.condition))
+        output = self.actor(torch.from_numpy(obs[None]), self.condition)
         if isinstance(output, tuple):
             action, log_prob = self.script.squashed_gaussian(*output, torch.randn_like(output[0]))
             return action[0].numpy(), log_prob.item()
@@ -73,8 +75,8 @@ class Subject:
 
     def mean_q(self, obs: np.ndarray, action: np.ndarray) -> float:
         """The ensemble's mean for a pair: obs (O,), action (A,)."""
-        seen, *condition = self.script.network_inputs(obs[None], self.condition)
-        return self.critic(torch.cat([seen, torch.from_numpy(action[None]), *condition], 1)).mean().item()
+        pair = (torch.from_numpy(part[None]) for part in (obs, action))
+        return self.critic(self.script.critic_inputs(*pair, self.condition)).mean().item()
 
 
 def monte_carlo_return(subject: Subject, start: mujoco.MjData, first_action: np.ndarray, options: Options) -> float:
@@ -144,7 +146,7 @@ def main() -> None:
         subject = Subject(script, content, evaluations[step][column])
         mean, std = measure(subject, options, seed=subject.args.seed + step)
         print(f"step {step}: bias {mean:.3f} +- {std:.3f}")
-        rows[step] = {column: subject.condition, "eval/bias_mean": mean, "eval/bias_std": std}
+        rows[step] = {column: subject.best, "eval/bias_mean": mean, "eval/bias_std": std}
         temporary = path.with_suffix(".tmp")
         pd.DataFrame.from_dict(rows, "index").to_csv(temporary, index_label="global_step")
         temporary.replace(path)

@@ -1,47 +1,161 @@
-"""policies/: every file plays, and does about what its row of the table states."""
+"""What a run hands on: policies that play, --evaluate, videos, and the policies of policies/."""
 
 import re
+import shutil
+from functools import partial
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 import pytest
-from conftest import ROOT
+import torch
+from conftest import CONDITIONS, ROOT, TINY, every_script
+from test_resume import brief
 
 import rac_sac
 
+FRESH = int(np.random.SeedSequence([1, 1]).generate_state(1)[0] >> 2)  # the first fresh episode's seed in a run of seed 1
+
+
+def play(act, env_id: str, seeds) -> list[tuple[float, float]]:
+    """Return, and how far it has come where the environment says so, of an episode from each seed; act: obs -> action."""
+    episodes = []
+    env = gym.make(env_id)
+    for seed in seeds:
+        total, over = 0.0, False
+        obs, _ = env.reset(seed=seed)
+        while not over:
+            obs, reward, terminated, truncated, info = env.step(act(obs))
+            total += reward
+            over = terminated or truncated
+        episodes.append((total, info.get("x_position", 0.0)))
+    return episodes
+
+
+# --evaluate ---
+@every_script
+def test_evaluate(cli):
+    """What members of the family return on fresh episodes, printed and written; the one that was best in training is marked."""
+    run_dir = brief(cli, "run")
+    policy = cli.script.load_policy(run_dir)
+    name = CONDITIONS[cli.name]
+    lines, rows = [], []
+    for value in cli.script.eval_conditions(policy.args):
+        episodes = play(partial(policy, **{name: value}), "toy_envs:Point-v0", range(FRESH, FRESH + 3))
+        mean, std = np.mean(episodes, 0)[0], np.std(episodes, 0)[0]
+        lines.append(f"{name} {value:.4f}: {mean:.1f} +- {std:.1f}{'  best in training' * (value == policy.best)}")
+        rows.append((200, value, mean, std, value == policy.best))
+    out, _ = cli.call("--evaluate", run_dir, "--eval-episodes", "3")
+    assert out.splitlines() == lines
+    assert out.count("best in training") == 1
+    header, *table = (run_dir / "evaluate.csv").read_text().splitlines()
+    assert header == f"global_step,{name},return,return_std,best_in_training"
+    np.testing.assert_allclose(np.loadtxt(table, delimiter=",", ndmin=2), rows, rtol=1e-3)
+
+
+def test_a_policy_file_is_evaluated(cli):
+    """It need not lie in a run directory; nothing is written beside it."""
+    run_dir = brief(cli, "run")
+    last, _ = cli.call("--evaluate", run_dir)
+    shutil.move(run_dir / "policy.pt", cli.folder / "handed_on.pt")
+    shutil.rmtree(cli.folder / "runs")
+    assert cli.call("--evaluate", "handed_on.pt")[0] == last
+    assert [path.name for path in cli.folder.iterdir()] == ["handed_on.pt"]
+
+
+# load_policy ---
+def untrained(cli) -> Path:
+    return brief(cli, "run", "--total-timesteps", "1", env_id="toy_envs:Matrix-v0")
+
+
+@every_script
+def test_actions(cli):
+    """Of one observation, a batch or no rows, in the environment's shape and bounds; a condition for all, or one for each."""
+    policy = cli.script.load_policy(untrained(cli))
+    name = CONDITIONS[cli.name]
+    space = gym.make("toy_envs:Matrix-v0").action_space
+    obs = np.random.default_rng(0).normal(size=(6, 2)) * np.logspace(-1, 6, 6)[:, None]
+    actions = policy(obs)
+    assert (actions.shape, policy(obs[:0]).shape) == ((6, *space.shape), (0, *space.shape))
+    assert all(space.contains(action) for action in [*actions, policy(obs[0])])
+    np.testing.assert_allclose(policy(obs, **{name: policy.best}), actions)
+    low, high = (policy(obs, **{name: value}) for value in (1.1, 1.9))
+    assert np.allclose(low, high, rtol=1e-4) == (cli.name == "vanilla_rac")
+    mixed = policy(obs, **{name: [1.1, 1.9, 1.1, 1.9, 1.1, 1.9]})
+    np.testing.assert_allclose(mixed, np.where(np.arange(6)[:, None, None] % 2, high, low), rtol=1e-4)
+    np.testing.assert_allclose(policy(obs[3], **{name: 1.9}), high[3], rtol=1e-4)
+    with pytest.raises(TypeError, match="betta"):
+        policy(obs, betta=0.1)
+
+
+def test_a_policy_is_independent_of_its_file(cli):
+    path = untrained(cli) / "policy.pt"
+    policy = rac_sac.load_policy(path)
+    before = policy(np.ones(2))
+    with open(path, "r+b") as file:
+        file.write(bytes(path.stat().st_size))
+    np.testing.assert_array_equal(policy(np.ones(2)), before)
+
+
+def test_a_strangers_file_runs_no_code(cli):
+    class Evil:
+        def __reduce__(self):
+            return Path.touch, (cli.folder / "evil",)
+
+    torch.save({"script": "rac_sac", "evaluation": Evil()}, cli.folder / "odd.pt")
+    with pytest.raises(rac_sac.UserError, match="cannot be read"):
+        rac_sac.load_policy(cli.folder / "odd.pt")
+    assert not (cli.folder / "evil").exists()
+
+
+# Videos ---
+def test_a_video_that_cannot_be_recorded(cli):
+    """Of an environment without pictures; the run ends well all the same."""
+    cli.monkeypatch.setenv("MUJOCO_GL", "egl")
+    out, err = cli.call(*TINY, *"--env-id toy_envs:Point-v0 --total-timesteps 1 --capture-video".split())
+    assert "no video could be recorded" in err
+    assert out.startswith("return ")
+
+
+@pytest.mark.slow
+def test_videos(cli):
+    """An episode of the best policy at the end of training, and one with --evaluate."""
+    videos = cli.folder / "runs/run/videos"
+    training = (*TINY, "--env-id", "Hopper-v4", "--run-name", "run")
+    for arguments in (training, ("--evaluate", "runs/run/best_policy.pt")):
+        process = cli.start(*arguments, "--capture-video")
+        _, err = process.communicate(timeout=300)
+        assert process.returncode == 0, err
+        (video,) = videos.glob("step-*.mp4")
+        assert b"ftyp" in video.read_bytes()[:16]
+        shutil.rmtree(videos)
+
+
+# policies/ ---
 FOLDER = ROOT / "policies"
 NUMBER = r"(-?[\d,]+(?:\.\d+)?)"
-ROW = rf"^\| (?P<env_id>\S+) \| \S+ \| {NUMBER} \| {NUMBER} \| {NUMBER} ± {NUMBER} \| {NUMBER} \| {NUMBER} \|"
+ROW = rf"^\| (\S+) \| \S+ \| {NUMBER} \| {NUMBER} \| {NUMBER} ± {NUMBER} \| {NUMBER} \| {NUMBER} \|"
 
 
-def rows() -> dict[str, list[float]]:
-    """Environment -> step, beta*, return, its std, forward distance in m, seconds of an episode."""
-    found = re.finditer(ROW, (FOLDER / "README.md").read_text(), re.MULTILINE)
-    return {match["env_id"]: [float(cell.replace(",", "")) for cell in match.groups()[1:]] for match in found}
+def table() -> dict[str, list[float]]:
+    """Environment -> step, beta*, return, its std, distance in m, seconds of an episode."""
+    found = re.findall(ROW, (FOLDER / "README.md").read_text(), re.M)
+    return {env_id: [float(cell.replace(",", "")) for cell in cells] for env_id, *cells in found}
 
 
 def test_every_policy_is_in_the_table():
-    assert rows().keys() == {path.stem for path in FOLDER.glob("*.pt")}
+    assert table().keys() == {path.stem for path in FOLDER.glob("*.pt")} != set()
 
 
-@pytest.mark.parametrize("env_id", rows())
+@pytest.mark.parametrize("env_id", table())
 def test_a_policy_does_what_its_row_states(env_id):
     """Forward, and with over 0.6 of the return, in three other episodes; standing still is not walking.
 
     Not more, for on another processor, which rounds differently, a few of Walker2d's episodes end early.
     """
-    _, beta, score, _, distance, _ = rows()[env_id]
+    step, beta, score, _, distance, _ = table()[env_id]
     policy = rac_sac.load_policy(FOLDER / f"{env_id}.pt")
-    assert round(policy.best_beta, 2) == beta
-    returns, distances = np.zeros(3), np.zeros(3)
-    for i in range(3):
-        env = gym.make(env_id)
-        obs, _ = env.reset(seed=101 + i)
-        over = False
-        while not over:
-            obs, reward, terminated, truncated, info = env.step(policy(obs))
-            returns[i] += reward
-            over = terminated or truncated
-        distances[i] = info["x_position"]
-    assert returns.mean() > 0.6 * score
-    assert distances.mean() > 0.5 * distance > 0
+    assert (policy.step, round(policy.best, 2)) == (step, beta)
+    played, position = np.mean(play(policy, env_id, (101, 102, 103)), 0)
+    assert played > 0.6 * score
+    assert position > 0.5 * distance > 0

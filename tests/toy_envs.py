@@ -1,255 +1,180 @@
-"""Small environments with one property each: those that other processes need, as `--env-id toy_envs:Name-v0`.
-
-Tests in their own process make more of them from Counter, with the fixture `toy`.
-"""
+"""Small environments with one property each, as `--env-id toy_envs:Name-v0`, for this process and for others."""
 
 import multiprocessing
 import os
 import signal
-import sys
-import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 
-
-def in_training() -> bool:
-    """Whether this is the training process, not a worker of an evaluation."""
-    return multiprocessing.parent_process() is None
-
-
-class Counter(gym.Env):
-    """Observes the steps since the reset, has a reward of 1, and ends by termination or truncation after `length` steps.
-
-    Actions outside of low and high are refused, and so is a step after the end of an episode. `change` is called with the
-    environment in every step, after counting it; what it returns (obs, reward, terminated, truncated by name) is returned
-    in place of the environment's own. total: steps over all episodes; action: the last one.
-    """
-
-    number = 0  # of the environments that a test has made, this one's; the first one trains
-
-    def __init__(self, length=7, ends="truncation", low=(-2.0,), high=(4.0,), change=None):
-        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (1,))
-        self.action_space = gym.spaces.Box(np.array(low, np.float32), np.array(high, np.float32))
-        self.length = length
-        self.ends = ends
-        self.change = change or (lambda env: {})
-        self.total = 0
-        self.over = True
-
-    def reset(self, seed=None, options=None):
-        super().reset(seed=seed)
-        self.count = 0
-        self.over = False
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action):
-        assert self.action_space.contains(action), f"{action} is not in {self.action_space}"
-        assert not self.over, "a step after the end of the episode"
-        self.action = action
-        self.count += 1
-        self.total += 1
-        self.over = self.count == self.length
-        result = {
-            "obs": np.array([self.count], np.float32),
-            "reward": 1.0,
-            "terminated": self.over and self.ends == "termination",
-            "truncated": self.over and self.ends == "truncation",
-        }
-        result.update(self.change(self) or {})
-        return *result.values(), {}
-
-
-def since(step, **change):
-    """From an environment's step `step` on, the change."""
-    return lambda env: change if env.total >= step else {}
-
-
-def does(action, step=1, where=lambda: True):
-    """At an environment's step `step`, action()."""
-    return lambda env: action() if env.total == step and where() else None
-
-
-def raises(error):
-    raise error
-
-
-def kill_self():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-class TwoArguments(Exception):
-    """An exception that pickle cannot make again: it wants two arguments, and keeps one."""
-
-    def __init__(self, what, where):
-        super().__init__(f"{what} in {where}")
-
-
-class Spaces(Counter):
-    """An environment with the spaces it is told, which observes something at random."""
-
-    def __init__(self, obs="box", action="narrow"):
-        super().__init__()
-        box = gym.spaces.Box(-1.0, 1.0, (2,))
-        choices = {
-            "box": box,
-            "narrow": self.action_space,
-            "unbounded": gym.spaces.Box(-np.inf, np.inf, (2,)),
-            "dict": gym.spaces.Dict({"a": box, "b": gym.spaces.Box(-1.0, 1.0, (1,))}),
-            "image": gym.spaces.Box(0, 255, (2, 2, 3), np.uint8),
-            "discrete": gym.spaces.Discrete(3),
-            "wide": gym.spaces.Box(-1.0, 1.0, (200,)),
-            "empty": gym.spaces.Box(-1.0, 1.0, (0,)),
-            "matrix": gym.spaces.Box(-3.0, 3.0, (2, 3)),
-            "text": gym.spaces.Graph(box, None),
-        }
-        self.observation_space = choices[obs]
-        self.action_space = choices[action]
-
-    def reset(self, seed=None, options=None):
-        super().reset(seed=seed)
-        self.observation_space.seed(seed)
-        return self.observation_space.sample(), {}
-
-    def step(self, action):
-        return self.observation_space.sample(), *super().step(action)[1:]
-
-
-class NoActionSpace(gym.Env):
-    """Its author has forgotten the action space."""
-
-    observation_space = gym.spaces.Box(-1.0, 1.0, (2,))
-
-
-class Start(Counter):
-    """Episodes of one step, which is rewarded with what the reset has drawn from its seed."""
-
-    def reset(self, seed=None, options=None):
-        obs, info = super().reset(seed=seed)
-        self.start = self.np_random.random()
-        return obs, info
-
-    def step(self, action):
-        obs, _, _, truncated, info = super().step(action)
-        return obs, self.start, True, truncated, info
-
-
-class OldInterface(Counter):
-    """Four results of step, as before Gym 0.26."""
-
-    def step(self, action):
-        obs, reward, terminated, truncated, info = super().step(action)
-        return obs, reward, terminated or truncated, info
-
-
-class Lottery(Counter):
-    """Not deterministic: its noise does not come from its seed."""
-
-    def step(self, action):
-        obs, *rest = super().step(action)
-        return obs + np.random.default_rng().normal(), *rest
-
-
-class Threaded(Counter):
-    """Has a thread for which Python waits at its end; close() stops it if `stops`."""
-
-    def __init__(self, stops=True):
-        super().__init__()
-        self.stops = stops
-        self.closed = threading.Event()
-        threading.Thread(target=self.closed.wait).start()
-
-    def close(self):
-        if self.stops:
-            self.closed.set()
-
-
-class Simulator(Counter):
-    """Says by a file closed.<process>.<number> that it has been closed; with `stuck` it does not come back from that."""
-
-    made = 0
-
-    def __init__(self, stuck=False):
-        super().__init__()
-        self.stuck = stuck
-        self.own = Simulator.made
-        Simulator.made += 1
-
-    def close(self):
-        Path(f"closed.{os.getpid()}.{self.own}").touch()
-        if self.stuck and in_a_worker():
-            time.sleep(1000)
-
-
-class Moving(Counter):
-    """Changes the current directory in every reset."""
-
-    def reset(self, seed=None, options=None):
-        Path("elsewhere").mkdir(exist_ok=True)
-        os.chdir("elsewhere")
-        return super().reset(seed=seed)
-
-
-class Endless(Counter):
-    """Episodes do not end. The file `endless` says that an evaluation has begun, whose environment is not the first one."""
-
-    made = 0
-
-    def __init__(self):
-        super().__init__(length=-1, ends="never")
-        Endless.made += 1
-        self.evaluates = Endless.made > 1
-
-    def step(self, action):
-        if self.evaluates:
-            Path("endless").touch()
-            time.sleep(0.001)
-        return super().step(action)
-
-
-class Held(gym.Wrapper):
-    """Hopper-v4 that waits for a test to act: in training at its step HOLD_AT, in workers at their first if HOLD_WORKERS is 1.
-
-    It says so by a file held.<process>, and goes on when there is a file `release`. It raises at step FAIL_AT of training.
-    """
-
-    def __init__(self):
-        super().__init__(gym.make("Hopper-v4", disable_env_checker=True))
-        self.steps = 0
-        self.hold_at = int(os.environ.get("HOLD_AT" if in_training() else "HOLD_WORKERS", 0))
-
-    def step(self, action):
-        self.steps += 1
-        if self.steps == int(os.environ.get("FAIL_AT", -1)):
-            raise RuntimeError("the simulator is unstable")
-        if self.steps == self.hold_at and not Path("release").exists():
-            Path(f"held.{os.getpid()}").touch()
-            while not Path("release").exists():
-                time.sleep(0.01)
-        return super().step(action)
+LENGTH = 7  # of an episode
+FIRST_SEED = int(np.random.SeedSequence([1, 3]).generate_state(1)[0] >> 2)  # of the training episodes of a run with seed 1
 
 
 def in_a_worker() -> bool:
-    return not in_training()
+    """Whether this process only evaluates."""
+    return multiprocessing.parent_process() is not None
 
 
-for name, entry, kwargs in (
-    ("Hopper-v0", Held, {}),
-    ("Truncating-v0", Counter, {}),
-    ("Exits-v0", Counter, {"change": does(lambda: sys.exit(3), where=in_a_worker)}),
-    ("Interrupts-v0", Counter, {"change": does(lambda: raises(KeyboardInterrupt()), where=in_a_worker)}),
-    ("TwoArguments-v0", Counter, {"change": does(lambda: raises(TwoArguments("a fault", "the simulator")), where=in_a_worker)}),
-    ("InfLoss-v0", Counter, {"change": since(250, reward=1e30)}),  # finite itself, but its square is not in float32
-    ("Deadly-v0", Counter, {"change": does(kill_self, step=250, where=in_training)}),
-    ("Start-v0", Start, {}),
-    ("Wide-v0", Spaces, {"obs": "wide"}),
-    ("DiscreteAction-v0", Spaces, {"action": "discrete"}),
-    ("Closing-v0", Threaded, {}),
-    ("LeftBehind-v0", Threaded, {"stops": False}),
-    ("Endless-v0", Endless, {}),
-    ("Simulator-v0", Simulator, {}),
-    ("StuckSimulator-v0", Simulator, {"stuck": True}),
+class Point(gym.Env):
+    """A point on a line, which starts somewhere, and is rewarded near 1; actions move it, episodes have LENGTH steps.
+
+    Refuses actions outside of its bounds, and a step after the end. `step_of_run`: in a run with seed 1, the environment step
+    of training, also after resuming; 0 in evaluations. Tests change `events`: step of the run -> what is called there, once;
+    and `actions`, to which those of training are appended.
+    """
+
+    events: dict = {}  # noqa: RUF012
+    actions: list = []  # noqa: RUF012
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,))
+
+    def __init__(self, low=(-2.0,), high=(4.0,), dtype=np.float32, terminates=False):
+        self.action_space = gym.spaces.Box(np.array(low, dtype), np.array(high, dtype), dtype=dtype)
+        self.terminates = terminates
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.episode = (seed or 0) - FIRST_SEED
+        self.count = 0
+        self.position = self.np_random.random()
+        return self.observe(), {}
+
+    def observe(self):
+        return np.array([self.position, self.count], np.float32)
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        assert self.count < LENGTH
+        self.count += 1
+        self.step_of_run = self.episode * LENGTH + self.count if self.episode in range(1000) else 0
+        if self.step_of_run:
+            self.actions.append(action)
+            self.events.pop(self.step_of_run, int)()
+        self.position = 0.9 * self.position + 0.1 * float(np.sum(action))
+        over = self.count == LENGTH
+        return self.observe(), -abs(self.position - 1), over and self.terminates, over and not self.terminates, {}
+
+
+class Start(Point):
+    """The return is where the episode has started, whatever the actions."""
+
+    def step(self, action):
+        start = self.position
+        obs, _, *rest = super().step(action)
+        return obs, start if self.count == 1 else 0.0, *rest
+
+
+class Returns(Point):
+    """From step 150 of the run on a result of step(), by its place, is `value`."""
+
+    def __init__(self, place, value):
+        super().__init__()
+        self.place, self.value = place, value
+
+    def step(self, action):
+        results = [*super().step(action)]
+        if self.step_of_run >= 150:
+            results[self.place] = self.value
+        return tuple(results)
+
+
+class SameArray(Point):
+    """One array for all observations."""
+
+    array = np.zeros(2, np.float32)
+
+    def observe(self):
+        self.array[:] = super().observe()
+        return self.array
+
+
+class Nested(Point):
+    """Observes a dictionary of an integer and a tuple: 8 + 4 + 1 numbers when it is flat."""
+
+    observation_space = gym.spaces.Dict(
+        count=gym.spaces.Discrete(8),
+        pair=gym.spaces.Tuple((gym.spaces.Box(0, 255, (2, 2), np.uint8), gym.spaces.Box(-1.0, 1.0, (1,)))),
+    )
+
+    def observe(self):
+        image = np.array([[self.count, 1], [2, 255]], np.uint8)
+        return {"count": self.count, "pair": (image, np.full(1, 0.5, np.float32))}
+
+
+class Unsupported(Point):
+    """Has spaces that the scripts cannot learn with."""
+
+    def __init__(self, **spaces):
+        super().__init__()
+        vars(self).update(spaces)
+
+
+class InWorkers(Point):
+    """Does something in every step of a worker."""
+
+    def __init__(self, does):
+        super().__init__()
+        self.does = does
+
+    def step(self, action):
+        if in_a_worker():
+            self.does()
+        return super().step(action)
+
+
+class Held(InWorkers):
+    """Waits: in workers for ever, in training at step 150 for a file `go`."""
+
+    def step(self, action):
+        result = super().step(action)
+        while self.step_of_run == 150 and not Path("go").exists():
+            self.does()
+        return result
+
+
+def wait() -> None:
+    """For ever in workers, else for a moment; it is said by a file held.<process>."""
+    Path(f"held.{os.getpid()}").touch()
+    time.sleep(1000 if in_a_worker() else 0.01)
+
+
+def die(times: int) -> None:
+    """Kill this process, unless as many have died."""
+    if len(list(Path().glob("died.*"))) < times:
+        Path(f"died.{os.getpid()}").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fail() -> None:
+    raise ZeroDivisionError("the simulator is unstable")
+
+
+for name, entry, options in (
+    ("Point", Point, {}),
+    ("Terminating", Point, {"terminates": True}),
+    ("Far", Point, {"low": (-1000.0, 5.0), "high": (2000.0, 5.5)}),
+    (
+        "Matrix",
+        Point,
+        {"low": ((-3.0, 0.1), (-1.0, -0.7), (1.0, 0.3)), "high": ((3.0, 0.3), (2.0, -0.1), (5.0, 0.7)), "dtype": float},
+    ),
+    ("Start", Start, {}),
+    ("SameArray", SameArray, {}),
+    ("Nested", Nested, {}),
+    ("Held", Held, {"does": wait}),
+    ("DiesOnce", InWorkers, {"does": partial(die, 1)}),
+    ("Dies", InWorkers, {"does": partial(die, 100)}),
+    ("Unstable", InWorkers, {"does": fail}),
+    ("HugeReward", Returns, {"place": 1, "value": 1e30}),  # finite itself, but its square is not in float32
+    ("NanReward", Returns, {"place": 1, "value": np.nan}),
+    ("NanObs", Returns, {"place": 0, "value": np.array([np.nan, 1], np.float32)}),
+    ("Terminated2", Returns, {"place": 2, "value": 2}),
+    ("DiscreteAction", Unsupported, {"action_space": gym.spaces.Discrete(3)}),
+    ("Unbounded", Unsupported, {"action_space": gym.spaces.Box(-np.inf, np.inf, (2,))}),
+    ("Graph", Unsupported, {"observation_space": gym.spaces.Graph(gym.spaces.Discrete(3), None)}),
 ):
-    gym.register(name, entry, kwargs=kwargs)
+    gym.register(f"{name}-v0", entry, max_episode_steps=50, kwargs=options)
+gym.register("Endless-v0", Point)

@@ -79,7 +79,7 @@ def test_main_is_the_comparison_of_the_paper(call):
     entropies = [runs[f"{name}-v4__redq__1"].target_entropy for name in ("Hopper", "Walker2d", "Ant", "Humanoid")]
     assert entropies == [-1, -3, -4, -2]
     assert runs["Hopper-v4__rac_sac__1"].snapshot_frequency == 50_000
-    assert (runs["Hopper-v4__tqc20__8"].algorithm, runs["Humanoid-v4__sac__1"].total_timesteps) == ("tqc20", 1_000_000)
+    assert runs["Humanoid-v4__tqc20__8"].total_timesteps == 1_000_000
 
 
 def test_own_scripts_and_what_follows_a_lone_dash(call, tmp_path):

@@ -47,8 +47,8 @@ def test_work_of_an_environment_step(speed, arguments, flop, moved):
     assert (found["flop"], found["bytes"]) == (flop, moved)
 
 
-def test_copies_take_turns(speed, tmp_path):
-    """Two scripts of one name are two programs."""
+def test_copies_take_turns(speed, tmp_path, capsys):
+    """Two scripts of one name are two programs, and the slower one is told from the first."""
     update = "    def update(self, step: int) -> None:\n"
     source = (ROOT / "rac_sac.py").read_text()
     (tmp_path / "rac_sac.py").write_text(source)
@@ -58,6 +58,8 @@ def test_copies_take_turns(speed, tmp_path):
     assert [turn["program"] for turn in turns] == ["rac_sac.py eager auto", "new/rac_sac.py eager auto", "floor"]
     old, new, _ = turns
     assert max(old["updates"], old["loop"]) < 0.3 <= min(new["updates"], new["loop"])
+    (line,) = (line.split() for line in capsys.readouterr().out.splitlines() if "new/" in line)
+    assert float(line[6]) == pytest.approx(new["updates"] / old["updates"], abs=1e-3)
 
 
 @pytest.mark.parametrize("mistake", ["--scripts rac_sca", "--env-id Hoper-v4", "--batch-size 0"])

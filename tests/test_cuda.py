@@ -1,0 +1,55 @@
+"""On a GPU: captured updates, runs that are stopped and resumed, and policies where there is none."""
+
+import math
+
+import pytest
+import torch
+from conftest import CONDITIONS, every_script, needs_gpu, read_rows
+from test_compiled import check_fast_way, make_learner, stop
+from test_resume import assert_same_run, brief, call, checkpoint_of
+
+pytestmark = [*needs_gpu, pytest.mark.slow]
+WAYS = [{"compile": True, "cudagraphs": False}, {"compile": False, "cudagraphs": True}, {"compile": True, "cudagraphs": True}]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: "+".join(name for name in way if way[name]))
+def test_compiled_and_captured_are_eager(script, way):
+    """On the same noise and transitions, over 50 steps with a learning rate that a graph must see change."""
+    eager = make_learner(script, "cuda", compile=False, cudagraphs=False)
+    check_fast_way(script, make_learner(script, "cuda", **way), eager, steps=50)
+
+
+@every_script
+def test_stopped_resumed_and_evaluated(cli):
+    """SIGTERM among the updates; a resumed run ends, and its policy plays the same where no GPU is seen."""
+    stop(cli, "run", "--compile", "--cuda", "True")
+    run_dir = cli.folder / "runs/run"
+    assert checkpoint_of(run_dir)["device"] == "cuda"
+    _, err = cli.call("--resume", run_dir)
+    assert "do not work here" not in err
+    checkpoint = checkpoint_of(run_dir)
+    assert (checkpoint["device"], checkpoint["progress"]["step"]) == ("cuda", 200)
+    assert [int(row["global_step"]) for row in read_rows(run_dir / "eval.csv")] == [100, 150, 200]
+    losses = [float(cell) for name, cell in read_rows(run_dir / "train.csv")[-1].items() if name.startswith("losses/")]
+    assert all(math.isfinite(loss) and loss != 0 for loss in losses)
+    policy = torch.load(run_dir / "policy.pt", weights_only=True)
+    assert {tensor.device.type for tensor in policy["actor"].values()} == {"cpu"}
+    with_gpu, _ = cli.call("--evaluate", run_dir)
+    process = cli.start("--evaluate", run_dir)
+    assert process.communicate(timeout=300)[0] == with_gpu
+    assert with_gpu.startswith(CONDITIONS[cli.name])
+
+
+def test_a_capture_that_fails(cli):
+    """What waits for the device cannot be captured: one line, and the run goes on without, equal to --no-cudagraphs."""
+    whole = brief(cli, "whole", "--cuda", "True", "--no-cudagraphs")
+    target = cli.script.upq_target
+
+    def waits(*arguments):
+        torch.cuda.synchronize()
+        return target(*arguments)
+
+    cli.monkeypatch.setattr(cli.script, "upq_target", waits)
+    _, err = call(cli, "fails", "--cuda", "True")
+    assert err.count("do not work here, and the run goes on without, slower: ") == 1
+    assert_same_run(whole, cli.folder / "runs/fails")

@@ -1,0 +1,201 @@
+"""What stops a run, and how it goes on: the same, to the bit, as if it had not been stopped."""
+
+import contextlib
+import json
+import os
+import random
+import re
+import resource
+import shlex
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import TINY, every_script, last_step, read_rows, wait_until, without_wall_clock
+from toy_envs import Point
+
+# Evaluations at steps 100, 150 and 200; the replay wraps at step 120.
+BRIEF = "--total-timesteps 200 --buffer-size 120 --eval-frequency 50 --utd 1 --policy-lr 0.01".split()
+
+
+def checkpoint_of(run_dir: Path) -> dict:
+    return torch.load(run_dir / "checkpoint.pt", weights_only=True)
+
+
+def assert_same_run(one: Path, other: Path, files: tuple[str, ...] = ("train.csv", "eval.csv")) -> None:
+    """Rows but for wall-clock times, networks, Adam's state, noise and replay."""
+    for name in files:
+        assert without_wall_clock(one / name) == without_wall_clock(other / name)
+    for part in ("learner", "replay"):
+        torch.testing.assert_close(checkpoint_of(one)[part], checkpoint_of(other)[part], rtol=0, atol=0)
+
+
+def call(cli, name: str, *arguments, env_id: str = "toy_envs:Point-v0", code: int = 0) -> tuple[str, str]:
+    """What a brief run prints: stdout, stderr."""
+    return cli.call(*TINY, *BRIEF, "--env-id", env_id, "--run-name", name, *arguments, code=code)
+
+
+def brief(cli, name: str, *arguments, env_id: str = "toy_envs:Point-v0") -> Path:
+    """The directory of a brief run."""
+    return cli.train(name, *BRIEF, *arguments, env_id=env_id)
+
+
+def stop(cli, name: str, step: int, number: int = signal.SIGTERM) -> str:
+    """A run that gets a signal in the middle of a step; what it prints."""
+    cli.monkeypatch.setattr(Point, "events", {step: lambda: os.kill(os.getpid(), number)})
+    out, _ = call(cli, name, code=128 + number)
+    assert checkpoint_of(cli.folder / "runs" / name)["progress"]["step"] == step
+    return out
+
+
+# Signals ---
+def test_signals_write_a_checkpoint_and_say_how_to_go_on(cli):
+    """In the random start, at its last step, before the last step; the run directory has a space in its name."""
+    whole = brief(cli, "whole")
+    for step, number in ((1, signal.SIGINT), (100, signal.SIGTERM), (199, signal.SIGHUP)):
+        out = stop(cli, f"cut {step}", step, number)
+        python, script, *arguments = shlex.split(re.search(rf"stopped at step {step}; go on with: (.*)", out)[1])
+        assert (python, script) == ("python", str(cli.path))
+        cli.call(*arguments)
+        assert_same_run(whole, cli.folder / "runs" / f"cut {step}")
+
+
+@every_script
+def test_in_the_middle_of_an_episode_with_a_wrapped_replay(cli):
+    """All scripts, for each has noise and networks of its own."""
+    stop(cli, "cut", 157)
+    cli.call("--resume", "runs/cut")
+    assert_same_run(brief(cli, "whole"), cli.folder / "runs/cut")
+
+
+@contextlib.contextmanager
+def held(cli, name: str, *arguments):
+    """A run in a process of its own that waits in training's step 150; it yields the process and the run directory."""
+    process = cli.start(*TINY, *BRIEF, "--env-id", "toy_envs:Held-v0", "--run-name", name, *arguments)
+    try:
+        wait_until((cli.folder / f"held.{process.pid}").exists)
+        yield process, cli.folder / "runs" / name
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_ends_at_once(cli):
+    """The first one waits for the step to end; the checkpoint before it is whole."""
+    with held(cli, "cut") as (process, cut):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 128 + signal.SIGINT
+    assert checkpoint_of(cut)["progress"]["step"] == 0
+
+
+def test_nohup(cli):
+    """A hang-up that the shell has had ignored does not stop a run."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    cli.monkeypatch.setattr(Point, "events", {150: lambda: os.kill(os.getpid(), signal.SIGHUP)})
+    brief(cli, "run")
+    signal.signal(signal.SIGHUP, before)
+
+
+# Kills ---
+def check_files(run_dir: Path) -> None:
+    """All of them can be read."""
+    json.loads((run_dir / "config.json").read_text())
+    for path in run_dir.glob("*.pt"):
+        torch.load(path, weights_only=True)
+    for path in run_dir.glob("*.csv"):
+        assert all(None not in row.values() for row in read_rows(path)[:-1])
+
+
+@pytest.mark.slow
+def test_kills_at_random_moments(cli):
+    """While checkpoints are written all the time, and evaluations pend."""
+    cut = cli.folder / "runs/cut"
+
+    def kill(*run) -> None:
+        process = cli.start(*run)
+        reached = last_step(cut / "train.csv")
+        wait_until(lambda: last_step(cut / "train.csv") > reached)
+        time.sleep(random.uniform(0, 0.5))
+        process.kill()
+        process.communicate()
+        check_files(cut)
+        assert 0 < checkpoint_of(cut)["progress"]["step"] < 600
+
+    options = "--env-id toy_envs:Point-v0 --run-name cut --total-timesteps 600 --eval-workers 1 --checkpoint-seconds 0"
+    kill(*TINY, *BRIEF, *options.split())
+    for _ in range(3):
+        kill("--resume", cut)
+    cli.call("--resume", cut, "--eval-workers", "0")
+    assert_same_run(brief(cli, "whole", "--total-timesteps", "600"), cut)
+
+
+def test_rows_after_the_checkpoint_are_dropped(cli):
+    """Also one that a kill has cut in the middle of a number: 190 became 19."""
+    stop(cli, "cut", 157)
+    cut = cli.folder / "runs/cut"
+    for name in ("train.csv", "eval.csv"):
+        with open(cut / name, "a") as file:
+            file.write(f"180{',1' * (len(read_rows(cut / name)[0]) - 1)}\n19")
+    cli.call("--resume", cut)
+    assert_same_run(brief(cli, "whole"), cut)
+
+
+def test_a_full_disk(cli):
+    """One sentence; the checkpoint before it stays, and with more space the run goes on."""
+    large = ("--hidden-dim", "100", "--buffer-size", "200")  # larger than the script, which is kept too
+    whole = brief(cli, "whole", *large)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((whole / "checkpoint.pt").stat().st_size - 1000, hard))
+    try:
+        _, err = call(cli, "cut", *large, "--checkpoint-seconds", "0", code=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert re.search(r"^error: runs/cut/checkpoint.pt cannot be written: .+$", err, re.M)
+    cut = cli.folder / "runs/cut"
+    assert 0 < checkpoint_of(cut)["progress"]["step"] < 200
+    cli.call("--resume", cut)
+    assert_same_run(whole, cut)
+
+
+# What resuming takes ---
+def test_more_steps(cli):
+    """A run that is prolonged is one that was longer from the start, but for one row more in train.csv at its old end."""
+    cut = brief(cli, "cut", "--total-timesteps", "150")
+    cli.call("--resume", cut, "--total-timesteps", "200")
+    assert_same_run(brief(cli, "whole"), cut, ("eval.csv",))
+
+
+def test_from_python(cli):
+    """The fields that are not at their defaults count as given."""
+    cut = brief(cli, "cut", "--total-timesteps", "150")
+    Args, train = cli.script.Args, cli.script.train
+    with pytest.raises(cli.script.UserError, match="utd cannot change"):
+        train(Args(resume=str(cut), utd=5))
+    assert train(Args(resume=str(cut), total_timesteps=200))["step"] == 200
+    assert_same_run(brief(cli, "whole"), cut, ("eval.csv",))
+
+
+@pytest.mark.parametrize("arguments", ["--utd 20", "--seed 2 --total-timesteps 300", "--buffer-size 500", "--env-id Hopper-v4"])
+def test_what_cannot_change(cli, arguments):
+    """Though it is the default: the run has another value. The run stays as it is."""
+    run_dir = brief(cli, "run", "--total-timesteps", "1")
+    before = (run_dir / "checkpoint.pt").read_bytes()
+    _, err = cli.call("--resume", run_dir, *arguments.split(), code=2)
+    name = arguments.split()[0][2:].replace("-", "_")
+    assert re.fullmatch(rf"error: {name} cannot change any more; only total_timesteps, .* can be given.\n", err)
+    assert (run_dir / "checkpoint.pt").read_bytes() == before
+
+
+def test_threads_are_those_of_the_checkpoint(cli):
+    """Another number of them would change the last bits."""
+    run_dir = brief(cli, "run", "--total-timesteps", "1")
+    number = torch.get_num_threads()
+    torch.set_num_threads(number + 1)
+    cli.call("--resume", run_dir, "--total-timesteps", "2")
+    assert torch.get_num_threads() == checkpoint_of(run_dir)["threads"] == number

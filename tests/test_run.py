@@ -1,0 +1,148 @@
+"""What a run shows and leaves, and its evaluation in processes beside training."""
+
+import io
+import json
+import os
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, TINY, environment, every_script, read_rows, wait_until
+from test_resume import BRIEF, assert_same_run, brief, call, checkpoint_of, held
+from toy_envs import LENGTH, Point
+
+
+# What it shows ---
+def test_the_bar_and_the_last_line(cli):
+    """Speed, time left and the last evaluation; the speed is that of learning, before which this environment is slow."""
+    cli.monkeypatch.setattr(Point, "events", {step: lambda: time.sleep(0.1) for step in range(1, 21)})
+    out, err = call(cli, "run")
+    last = read_rows(cli.folder / "runs/run/eval.csv")[-1]
+    value = float(last["eval/best_return"])
+    bar = re.search(rf"200/200 \[00:00 left, +([\d.]+)step/s, return {value:.0f} at ", err)  # the rest is cut at 80 columns
+    assert float(bar[1]) > 100 / (float(last["charts/wall_seconds"]) - 1.5)
+    assert re.fullmatch(rf"return {value:.1f} at the end, at best -?\d\.\d at step (100|150|200)\n", out)
+
+
+def test_a_bar_that_cannot_be_written(cli):
+    """No terminal, or one that has gone away: the run goes on."""
+
+    class Gone(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+    for name, stderr in (("none", None), ("gone", Gone())):
+        cli.monkeypatch.setattr(sys, "stderr", stderr)
+        brief(cli, name)
+
+
+# What it leaves ---
+@every_script
+def test_files(cli):
+    """The default name, and what lies under it."""
+    cli.monkeypatch.setattr(time, "time", lambda: 1_700_000_000)
+    cli.call(*TINY, *BRIEF, "--env-id", "toy_envs:Point-v0", "--snapshot-frequency", "50")
+    run_dir = cli.folder / f"runs/toy_envs_Point-v0__{cli.name}__1__1700000000"
+    files = f"config.json {cli.name}.py eval.csv train.csv checkpoint.pt policy.pt best_policy.pt snapshots".split()
+    assert {path.name for path in run_dir.iterdir()} == set(files)
+    assert {path.name for path in (run_dir / "snapshots").iterdir()} == {"step-100.pt", "step-150.pt", "step-200.pt"}
+    assert (run_dir / f"{cli.name}.py").read_bytes() == cli.path.read_bytes()
+    config = json.loads((run_dir / "config.json").read_text())
+    assert config["args"] == checkpoint_of(run_dir)["args"]
+    rows = read_rows(run_dir / "eval.csv")
+    best = max(rows, key=lambda row: float(row["eval/best_return"]))
+    for name, row in (("policy.pt", rows[-1]), ("best_policy.pt", best)):
+        assert cli.script.load_policy(run_dir / name).step == int(row["global_step"])
+
+
+def test_two_runs_that_start_in_the_same_second(cli):
+    cli.monkeypatch.setattr(time, "time", lambda: 1_700_000_000)
+    for _ in range(2):
+        cli.call(*TINY, "--total-timesteps", "1")
+    assert len(list((cli.folder / "runs").iterdir())) == 2
+
+
+def test_rows_of_training(cli):
+    """One for each episode, and one at the end; losses once learning has begun."""
+    rows = read_rows(brief(cli, "run") / "train.csv")
+    assert [int(row["global_step"]) for row in rows] == [*range(LENGTH, 200, LENGTH), 200]
+    assert [row["charts/episodic_length"] for row in rows] == [str(LENGTH)] * (200 // LENGTH) + [""]
+    for name in ("qf_loss", "qf_values", "qf_std", "actor_loss", "alpha", "entropy", "alpha_loss"):
+        assert [bool(row[f"losses/{name}"]) for row in rows] == [int(row["global_step"]) > 100 for row in rows]
+
+
+# Evaluation ---
+def test_an_evaluation(cli):
+    """H policies play E episodes from the same consecutive seeds; their means, the best one and its std over episodes."""
+    rows = read_rows(brief(cli, "run", "--eval-episodes", "3", env_id="toy_envs:Start-v0") / "eval.csv")
+    seed = int(np.random.SeedSequence([1, 0]).generate_state(1)[0] >> 2)
+    starts = [np.random.default_rng(seed + i).random() for i in range(3)]
+    for step, row in zip((100, 150, 200), rows, strict=True):
+        assert int(row["global_step"]) == step
+        returns = {float(name.split("_")[1]): float(value) for name, value in row.items() if "eval/return_" in name}
+        np.testing.assert_allclose(list(returns), np.arange(1, 13) * 0.8 / 12, rtol=1e-5)
+        np.testing.assert_allclose(list(returns.values()), np.mean(starts), rtol=1e-5)
+        np.testing.assert_allclose(float(row["eval/best_return_std"]), np.std(starts), rtol=1e-5)
+
+
+def test_the_same_seed_gives_the_same_run(cli):
+    """To the bit, however many processes evaluate; another seed gives another one."""
+    one = brief(cli, "one")
+    assert_same_run(one, brief(cli, "two", "--eval-workers", "2"))
+    other = brief(cli, "other", "--seed", "2")
+    assert not torch.equal(checkpoint_of(one)["replay"], checkpoint_of(other)["replay"])
+
+
+@pytest.mark.slow
+def test_a_dead_worker_is_replaced(cli):
+    """Its work is repeated."""
+    run_dir = brief(cli, "run", "--eval-workers", "1", env_id="toy_envs:DiesOnce-v0")
+    assert len(list(cli.folder.glob("died.*"))) == 1
+    assert_same_run(brief(cli, "whole"), run_dir)
+
+
+@pytest.mark.slow
+def test_workers_that_die_again_and_again(cli):
+    """Three times; the run goes on without workers."""
+    _, err = call(cli, "run", "--eval-workers", "1", env_id="toy_envs:Dies-v0", code=1)
+    assert re.search(r"^error: evaluation workers die .*__main__.*--eval-workers 0.*$", err, re.M)
+    assert len(list(cli.folder.glob("died.*"))) == 3
+    cli.call("--resume", "runs/run", "--eval-workers", "0")
+    assert_same_run(brief(cli, "whole"), cli.folder / "runs/run")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda n: n.name)
+def test_workers_end_with_their_parent(cli, number):
+    """In the middle of an evaluation that would never end; it pends, and is played when the run goes on."""
+    with held(cli, "cut", "--eval-workers", "2") as (process, cut):
+        wait_until(lambda: len(list(cli.folder.glob("held.*"))) == 3)
+        process.send_signal(number)
+        (cli.folder / "go").touch()
+        assert process.wait(120) == (-number if number == signal.SIGKILL else 128 + number)
+        pids = [path.suffix[1:] for path in cli.folder.glob("held.*")]
+        wait_until(lambda: not any(Path("/proc", pid).exists() for pid in pids), 60)
+    if number != signal.SIGKILL:
+        assert checkpoint_of(cut)["progress"]["step"] == 150
+        assert [row["global_step"] for row, _ in checkpoint_of(cut)["pending"]] == [100, 150]
+    cli.call("--resume", cut, "--eval-workers", "0")
+    assert_same_run(brief(cli, "whole"), cut)
+
+
+@pytest.mark.slow
+def test_a_program_without_a_guard(cli):
+    """Workers import the program, which would start workers again; one sentence says so, and there is one run."""
+    cli.path = cli.folder / "program.py"
+    call = "rac_sac.train(rac_sac.Args(env_id='toy_envs:Point-v0', compile=False, learning_starts=1, eval_workers=1))"
+    cli.path.write_text(f"import rac_sac\n{call}")
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    process = cli.start(env=environment(PYTHONPATH=path))
+    _, err = process.communicate(timeout=240)
+    assert process.returncode == 1
+    assert "TrainingError: evaluation workers die again and again; a program that calls train() needs `if __name__ ==" in err
+    assert len(list((cli.folder / "runs").iterdir())) == 1

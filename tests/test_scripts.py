@@ -1,0 +1,98 @@
+"""What the four scripts are as files and command lines: defaults, common text, requirements, help."""
+
+import json
+import re
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ROOT, SCRIPTS, every_script, read_rows
+from test_resume import brief
+
+# The paper's hyperparameters.
+COMMON = {
+    "gamma": 0.99,
+    "tau": 0.005,
+    "batch_size": 256,
+    "utd": 20,
+    "num_critics": 10,
+    "hidden_dim": 256,
+    "learning_starts": 5000,
+}
+COMMON |= {"policy_lr": 3e-4, "q_lr": 3e-4, "q_lr_init": 3e-5, "q_lr_warmup_end": 10_000, "eval_frequency": 1000}
+COMMON |= {"eval_episodes": 10}
+BETAS = {"beta_min": 1e-7, "train_beta_max": 0.8, "explore_beta_max": 0.3, "num_eval_policies": 12}
+TEMPERATURE = {"autotune": True, "alpha_lr": 3e-4, "initial_log_alpha": -5, "temperature_network": True}
+OWN = {
+    "rac_sac": {**BETAS, **TEMPERATURE},
+    "rac_td3": {**BETAS, "exploration_noise": 0.1, "policy_noise": 0.2, "noise_clip": 0.5},
+    "vanilla_rac": {"autotune": True, "alpha_lr": 3e-4, "initial_log_alpha": -3, "target_rule": "upq", "min_size": 2},
+    "rac_itm": {**TEMPERATURE, "train_k_max": 2, "explore_k_max": 1.5, "num_eval_policies": 12},
+}
+# Environment: steps, replay capacity, beta of Vanilla RAC, target entropy.
+BY_ENVIRONMENT = {
+    "Humanoid-v4": (1_000_000, 300_000, 0.2, -17),
+    "Walker2d-v5": (300_000, 100_000, 0.3, -6),
+    "Ant-v4": (300_000, 200_000, 0.2, -8),
+    "Hopper-v5": (300_000, 1_000_000, 0.2, -3),
+    "HalfCheetah-v4": (300_000, 1_000_000, 0.3, -6),
+}
+
+
+@every_script
+def test_defaults(cli):
+    """Those of an environment stand in config.json, here of runs that are stopped before their first step."""
+    args = vars(cli.script.Args())
+    expected = COMMON | OWN[cli.name]
+    assert {name: args[name] for name in expected} == expected
+    small = {"num_critics": 2, "hidden_dim": 1, "compile": False, "eval_workers": 0}
+    cli.monkeypatch.chdir(cli.folder)
+    for env_id, (steps, capacity, beta, target_entropy) in BY_ENVIRONMENT.items():
+        expected = {"total_timesteps": steps, "buffer_size": 1_000_000 if cli.name == "vanilla_rac" else capacity}
+        expected |= {"beta": beta, "target_entropy": target_entropy, "eval_beta_max": 0.8, "eval_k_max": 2}
+        cli.script.train(cli.script.Args(env_id=env_id, run_name=env_id, **small), [signal.SIGTERM])
+        args = json.loads(Path("runs", env_id, "config.json").read_text())["args"]
+        assert {name: args.get(name, value) for name, value in expected.items()} == expected
+
+
+def source_of(name: str) -> str:
+    return (ROOT / f"{name}.py").read_text()
+
+
+def test_common_text():
+    """What follows the method is the same in all four scripts."""
+    marker = re.compile(r"^# -+ from here on the same in all four scripts -+\n", re.M)
+    own, common = zip(*(marker.split(source_of(name)) for name in SCRIPTS), strict=True)
+    assert len(set(own)) == 4
+    assert len(set(common)) == 1
+    assert "def main" in common[0]
+
+
+@every_script
+def test_help(cli):
+    """It explains every argument, and begins with what the script is."""
+    cli.monkeypatch.setenv("COLUMNS", "400")
+    text = " ".join(cli.call("--help")[0].split())
+    assert cli.script.__doc__.split("\n")[0] in text
+    arguments = re.findall(r"^    (\w+): .* = .*?  # (.*)$", source_of(cli.name).split("@dataclass")[1], re.M)
+    assert {name for name, _ in arguments} == vars(cli.script.Args()).keys()
+    for name, comment in arguments:
+        assert f"--{name.replace('_', '-')}" in text
+        assert " ".join(comment.split()) in text
+
+
+VARIANTS = (
+    ("rac_sac", "--no-temperature-network --initial-log-alpha -2 --alpha-lr 0", 0.135335),
+    ("rac_sac", "--no-autotune --alpha 0.1", 0.1),
+    ("vanilla_rac", "--target-rule in-target-min --min-size 2 --initial-log-alpha 0 --alpha-lr 0 --target-entropy -1", 1),
+)
+
+
+@pytest.mark.parametrize("cli, arguments, alpha", VARIANTS, indirect=["cli"])
+def test_ablations_and_redq(cli, arguments, alpha):
+    """Each trains, with the temperature that was asked for."""
+    row = read_rows(brief(cli, "run", *arguments.split()) / "eval.csv")[-1]
+    alphas = [float(value) for name, value in row.items() if name.startswith("eval/alpha")]
+    np.testing.assert_allclose(alphas, alpha, rtol=1e-5)
+    assert alphas

@@ -653,7 +653,7 @@ def make_learner(args: Args, env: "Env", device: torch.device) -> Learner:
     except Exception as error:
         if isinstance(error, UserError) or not (args.compile or args.cudagraphs):
             raise
-        reason = f"{error!r:.150}"
+        reason = " ".join(str(error).split())[:150]
     # Outside the except: its error would keep the learner that has failed, and its memory.
     tell(f"torch.compile or CUDA graphs do not work here, and the run goes on without, slower: {reason}")
     return make_learner(replace(args, compile=False, cudagraphs=False), env, device)

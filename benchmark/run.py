@@ -94,7 +94,7 @@ EXPERIMENTS = {
     ),
 }
 # Arguments that change how a run is done, not what it learns: they are not in its name.
-HARMLESS = ("track", "wandb", "compile", "cudagraphs", "checkpoint", "snapshot", "eval_workers", "capture_video", "")
+HARMLESS = ("track", "wandb", "compile", "cudagraphs", "checkpoint", "snapshot", "eval_workers", "capture_video")
 RESERVED = ("env_id", "seed", "exp_name", "total_timesteps", "run_root", "run_name", "cuda", "resume", "evaluate")
 
 

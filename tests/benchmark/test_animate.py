@@ -8,7 +8,7 @@ import pytest
 from conftest import ROOT
 
 pytestmark = pytest.mark.benchmark
-Image = pytest.importorskip("PIL.Image")
+from PIL import Image
 
 
 def animate(folder, *arguments):

@@ -12,7 +12,6 @@ import pandas as pd
 import pytest
 from conftest import ROOT, handlers_of_signals, last_step, wait_until
 
-pytest.importorskip("sb3_contrib")
 sys.path.insert(0, str(ROOT / "benchmark"))
 import baselines
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from conftest import ROOT
 
-pytest.importorskip("sb3_contrib")
 sys.path.insert(0, str(ROOT / "benchmark"))
 import baselines
 import mbpo

@@ -6,7 +6,6 @@ import sys
 import pytest
 from conftest import ROOT
 
-pytest.importorskip("wandb_workspaces", reason="benchmark/requirements.txt is not installed")
 sys.path.insert(0, str(ROOT / "benchmark"))
 import publish
 import pydantic

@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 from conftest import ROOT
 
-pytest.importorskip("rliable", reason="benchmark/requirements.txt is not installed")
 sys.path.insert(0, str(ROOT / "benchmark"))
 import report as program
 

@@ -4,6 +4,7 @@ import sys
 
 import gymnasium as gym
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from conftest import CONDITIONS, ROOT, every_script
@@ -11,7 +12,6 @@ from gymnasium.envs.mujoco.ant_v4 import AntEnv
 from gymnasium.envs.mujoco.hopper_v4 import HopperEnv
 from gymnasium.envs.mujoco.inverted_pendulum_v4 import InvertedPendulumEnv
 
-pd = pytest.importorskip("pandas", reason="benchmark/requirements.txt is not installed")
 pytestmark = pytest.mark.benchmark
 GAMMA = 0.99
 Q = 10.0

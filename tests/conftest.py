@@ -19,6 +19,8 @@ SCRIPTS = ("rac_sac", "rac_td3", "vanilla_rac", "rac_itm")
 CONDITIONS = {"rac_sac": "beta", "rac_td3": "beta", "vanilla_rac": "beta", "rac_itm": "k"}
 TINY = """--no-compile --total-timesteps 300 --learning-starts 100 --q-lr-warmup-end 200 --batch-size 16 --hidden-dim 8 --utd 2
 --num-critics 3 --buffer-size 250 --eval-frequency 100 --eval-episodes 2 --eval-workers 0""".split()
+if not importlib.util.find_spec("rliable"):  # of benchmark/requirements.txt
+    collect_ignore_glob = ["benchmark/*"]
 needs_gpu = (pytest.mark.cuda, pytest.mark.skipif("not torch.cuda.is_available()", reason="needs a GPU"))
 every_script = pytest.mark.parametrize("cli", SCRIPTS, indirect=True)
 

@@ -6,9 +6,9 @@ import sys
 import numpy as np
 import pytest
 from conftest import ROOT
+from PIL import Image
 
 pytestmark = pytest.mark.benchmark
-from PIL import Image
 
 
 def animate(folder, *arguments):

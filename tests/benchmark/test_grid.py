@@ -162,8 +162,6 @@ def test_what_dies_goes_on_and_what_is_stopped_too(tmp_path):
         os.kill(script if seed == 1 else parent(script), signal.SIGKILL)
         wait_until(lambda script=script: not Path(f"/proc/{script}").exists(), 60)
         wait_until(lambda seed=seed: processes_of(tmp_path, "rac_sac.py", "--resume", NAME.format(seed)))
-    reached = {seed: last_step(folder / "train.csv") for seed, folder in runs.items()}
-    wait_until(lambda: all(last_step(folder / "train.csv") > reached[seed] for seed, folder in runs.items()))
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=200)
     assert process.returncode == 130 and "the same command goes on" in err

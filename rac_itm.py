@@ -139,8 +139,8 @@ def fill_own_defaults(args: Args, env_name: str, action_dim: int) -> list:
     ]
 
 
-# Shapes: N critics, B batch, O observation, A action, C condition, I = O + A + C; G critic updates, S = G*B
 # The method: targets and losses -------------------------------------------------------------------------------------------------
+# Shapes: N critics, B batch, O observation, A action, C condition, I = O + A + C; G critic updates, S = G*B
 def min_over_random_subset(q, size, keys):
     """The minimum over a uniformly random subset of distinct members, of each sample's own size: (N, B) -> (B,).
 

@@ -137,8 +137,8 @@ def fill_own_defaults(args: Args, env_name: str, action_dim: int) -> list:
     ]
 
 
-# Shapes: N critics, B batch, O observation, A action, C condition, I = O + A + C; G critic updates, S = G*B
 # The method: targets and losses -------------------------------------------------------------------------------------------------
+# Shapes: N critics, B batch, O observation, A action, C condition, I = O + A + C; G critic updates, S = G*B
 def upq_target(q_next, beta, reward, terminated, gamma):
     """The target of uncertainty punished Q-learning without entropy (equation 26).
 

@@ -132,8 +132,8 @@ def fill_own_defaults(args: Args, env_name: str, action_dim: int) -> list:
     ]
 
 
-# Shapes: N critics, B batch, O observation, A action, C condition, I = O + A + C; G critic updates, S = G*B
 # The method: targets and losses -------------------------------------------------------------------------------------------------
+# Shapes: N critics, B batch, O observation, A action, C condition, I = O + A + C; G critic updates, S = G*B
 def upq_target(q_next, beta, reward, terminated, gamma, entropy_bonus):
     """The target of uncertainty punished Q-learning (equation 6; equation 3's minus is a misprint).
 

@@ -650,7 +650,7 @@ class Learner:
         self.generator.set_state(saved["generator"])
 
     def check_finite(self) -> None:
-        """TrainingError where a loss since the last row of train.csv was, or a parameter is, not finite."""
+        """TrainingError where a loss since the last row of train.csv, a parameter or the replay is not finite."""
         losses = dict(zip(METRICS, self.agent.metrics, strict=False))
         tensors = {**losses, **self.agent.state_dict(), "replay": self.replay[: int(self.filled)]}
         if bad := [name for name, tensor in tensors.items() if not tensor.isfinite().all()]:
@@ -1171,7 +1171,7 @@ AT_LEAST = {
 
 def completed(args: Args, env: Env) -> Args:
     """A copy with the defaults that depend on the environment; UserError for values that make no sense."""
-    args = replace(args)
+    args = Args(**json.loads(json.dumps(vars(args))))  # plain Python, or else the run's files could not be read again
     env_name = env.spec.name  # without namespace and version
     if args.total_timesteps is None:
         args.total_timesteps = 1_000_000 if env_name == "Humanoid" else 300_000
@@ -1210,7 +1210,7 @@ def resumed(args: Args, defaults: Args) -> Args:
     args = Args(**{**saved["args"], **given})
     check_unchanged(args, Args(**saved["args"]), RESUME_MAY_CHANGE)
     torch.set_num_threads(saved["threads"])  # before anything is compiled, for their number
-    return replace(args, cuda=saved["device"] == "cuda", resume=str(args.resume))
+    return replace(args, cuda=saved["device"] == "cuda")
 
 
 def set_up_torch(args: Args) -> torch.device:

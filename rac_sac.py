@@ -189,7 +189,7 @@ def drawn_condition(uniform, low, high):
     return low + (high - low) * uniform
 
 
-def played_condition(beta, rows: int):
+def played_condition(beta, rows):
     """A beta, or one for each row, as the networks take it: (rows, 1)."""
     return torch.from_numpy(np.broadcast_to(beta, rows).astype(np.float32))[:, None]
 
@@ -274,7 +274,7 @@ class Temperature(nn.Module):
             self.log_alpha = args.initial_log_alpha
             self.network = nn.Sequential(nn.Linear(CONDITIONS, 64), nn.ReLU(), nn.Linear(64, 1))
         elif args.autotune:
-            self.log_alpha = nn.Parameter(torch.tensor(args.initial_log_alpha))
+            self.log_alpha = nn.Parameter(torch.tensor(float(args.initial_log_alpha)))
 
     def forward(self, condition):
         """condition (B, C) -> log alpha (B,)."""
@@ -326,7 +326,7 @@ class Adam(nn.Module):
             parameter.data.zero_()
 
 
-def adam_scales(count, lr, updates: int):
+def adam_scales(count, lr, updates):
     """Step size, root of the second moment's bias correction, and padding, of the next updates: (updates, 4). Count (1,) goes on.
 
     In float64, for 1 - 0.999 has only four digits in float32. Two columns of padding let every row begin at a multiple of 16
@@ -339,7 +339,7 @@ def adam_scales(count, lr, updates: int):
     return torch.stack([step_size, root, t, t], 1).float()
 
 
-def adam_step(network, grads, adam: Adam, scales):
+def adam_step(network, grads, adam, scales):
     """One update in place; grads: by parameter name; scales: a row of adam_scales."""
     moments = zip(network.named_parameters(), adam.first.parameters(), adam.second.parameters(), strict=True)
     for (name, parameter), first, second in moments:
@@ -1031,7 +1031,7 @@ def save_checkpoint(run_dir: Path, learner: Learner, progress: Progress, evaluat
         "progress": vars(progress),
         "pending": [pending[:2] for pending in evaluator.pending],
         "learner": learner.state(),
-        "replay": learner.replay[: progress.step].cpu().clone(),  # without a copy the whole storage is written
+        "replay": learner.replay[: progress.step].to("cpu", copy=True),  # without a copy the whole storage is written
     }
     save(run_dir / "checkpoint.pt", content)
 

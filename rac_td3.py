@@ -174,7 +174,7 @@ def drawn_condition(uniform, low, high):
     return low + (high - low) * uniform
 
 
-def played_condition(beta, rows: int):
+def played_condition(beta, rows):
     """A beta, or one for each row, as the networks take it: (rows, 1)."""
     return torch.from_numpy(np.broadcast_to(beta, rows).astype(np.float32))[:, None]
 
@@ -288,7 +288,7 @@ class Adam(nn.Module):
             parameter.data.zero_()
 
 
-def adam_scales(count, lr, updates: int):
+def adam_scales(count, lr, updates):
     """Step size, root of the second moment's bias correction, and padding, of the next updates: (updates, 4). Count (1,) goes on.
 
     In float64, for 1 - 0.999 has only four digits in float32. Two columns of padding let every row begin at a multiple of 16
@@ -301,7 +301,7 @@ def adam_scales(count, lr, updates: int):
     return torch.stack([step_size, root, t, t], 1).float()
 
 
-def adam_step(network, grads, adam: Adam, scales):
+def adam_step(network, grads, adam, scales):
     """One update in place; grads: by parameter name; scales: a row of adam_scales."""
     moments = zip(network.named_parameters(), adam.first.parameters(), adam.second.parameters(), strict=True)
     for (name, parameter), first, second in moments:
@@ -965,7 +965,7 @@ def save_checkpoint(run_dir: Path, learner: Learner, progress: Progress, evaluat
         "progress": vars(progress),
         "pending": [pending[:2] for pending in evaluator.pending],
         "learner": learner.state(),
-        "replay": learner.replay[: progress.step].cpu().clone(),  # without a copy the whole storage is written
+        "replay": learner.replay[: progress.step].to("cpu", copy=True),  # without a copy the whole storage is written
     }
     save(run_dir / "checkpoint.pt", content)
 

@@ -275,7 +275,7 @@ class Temperature(nn.Module):
         super().__init__()
         self.log_alpha = math.log(max(args.alpha, 1e-45))  # without autotune
         if args.autotune:
-            self.log_alpha = nn.Parameter(torch.tensor([args.initial_log_alpha]))
+            self.log_alpha = nn.Parameter(torch.tensor([float(args.initial_log_alpha)]))
 
     def forward(self, condition):
         """log alpha (1,); of the condition (B, 0) only the device matters."""
@@ -325,7 +325,7 @@ class Adam(nn.Module):
             parameter.data.zero_()
 
 
-def adam_scales(count, lr, updates: int):
+def adam_scales(count, lr, updates):
     """Step size, root of the second moment's bias correction, and padding, of the next updates: (updates, 4). Count (1,) goes on.
 
     In float64, for 1 - 0.999 has only four digits in float32. Two columns of padding let every row begin at a multiple of 16
@@ -338,7 +338,7 @@ def adam_scales(count, lr, updates: int):
     return torch.stack([step_size, root, t, t], 1).float()
 
 
-def adam_step(network, grads, adam: Adam, scales):
+def adam_step(network, grads, adam, scales):
     """One update in place; grads: by parameter name; scales: a row of adam_scales."""
     moments = zip(network.named_parameters(), adam.first.parameters(), adam.second.parameters(), strict=True)
     for (name, parameter), first, second in moments:
@@ -366,7 +366,7 @@ def prepare_critics(actor, temperature, rows, noise) -> CriticBatch:
     )
 
 
-def update_critics(critic, target_critic, adam, scales, batch: CriticBatch, size, keys, target_rule, beta, gamma, tau):
+def update_critics(critic, target_critic, adam, scales, batch, size, keys, target_rule, beta, gamma, tau):
     """One critic (target: equation 6, or REDQ's with size (1,), keys (N, 1)) and Polyak step; returns q (N, B), target (B,)."""
     q_next = target_critic(batch.next_inputs)  # (N, B)
     # No gradient: the target is no function of the parameters that loss_function() is differentiated by.
@@ -1033,7 +1033,7 @@ def save_checkpoint(run_dir: Path, learner: Learner, progress: Progress, evaluat
         "progress": vars(progress),
         "pending": [pending[:2] for pending in evaluator.pending],
         "learner": learner.state(),
-        "replay": learner.replay[: progress.step].cpu().clone(),  # without a copy the whole storage is written
+        "replay": learner.replay[: progress.step].to("cpu", copy=True),  # without a copy the whole storage is written
     }
     save(run_dir / "checkpoint.pt", content)
 

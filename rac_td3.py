@@ -302,12 +302,18 @@ def adam_scales(count, lr, updates):
 
 
 def adam_step(network, grads, adam, scales):
-    """One update in place; grads: by parameter name; scales: a row of adam_scales."""
-    moments = zip(network.named_parameters(), adam.first.parameters(), adam.second.parameters(), strict=True)
-    for (name, parameter), first, second in moments:
-        first.lerp_(grads[name], 0.1)
-        second.mul_(0.999).addcmul_(grads[name], grads[name], value=0.001)
-        parameter.sub_(scales[0] * first / (second.sqrt() / scales[1] + 1e-8))
+    """One update in place; grads: by parameter name; scales: a row of adam_scales.
+
+    parameter -= step_size * first / (sqrt(second) / root + 1e-8), for lists of tensors: on a GPU it is one kernel then.
+    """
+    parameters, first, second = (list(each.parameters()) for each in (network, adam.first, adam.second))
+    grads = list(grads.values())
+    torch._foreach_lerp_(first, grads, 0.1)
+    torch._foreach_mul_(second, 0.999)
+    torch._foreach_addcmul_(second, grads, grads, 0.001)
+    step = torch._foreach_mul(first, scales[0])
+    root = torch._foreach_div(torch._foreach_sqrt(second), scales[1])
+    torch._foreach_sub_(parameters, torch._foreach_div(step, torch._foreach_add(root, 1e-8)))
 
 
 def prepare_critics(actor, rows, condition, noise, noise_clip) -> CriticBatch:
@@ -340,8 +346,7 @@ def update_critics(critic, target_critic, adam, scales, batch: CriticBatch, gamm
 
     grads, q = grad(loss_function, has_aux=True)(dict(critic.named_parameters()))
     adam_step(critic, grads, adam, scales)
-    for slow, fast in zip(target_critic.parameters(), critic.parameters(), strict=True):
-        slow.lerp_(fast, tau)
+    torch._foreach_lerp_(list(target_critic.parameters()), list(critic.parameters()), tau)
     return q, target
 
 
@@ -420,11 +425,10 @@ class Agent(nn.Module):
         condition, actor_condition = drawn.condition.split(sizes)
 
         prepared = compiled.prepare_critics(self.actor, rows, condition, drawn.noise, args.noise_clip)
-        minibatches = zip(*(part.split(args.batch_size) for part in prepared), strict=True)
+        minibatches = map(CriticBatch, *(part.split(args.batch_size) for part in prepared))
         all_scales = compiled.adam_scales(adam["critic"].count, q_lr, args.utd)
         all_q, all_targets = [], []
-        for scales, minibatch in zip(all_scales, minibatches, strict=True):
-            batch = CriticBatch(*minibatch)
+        for scales, batch in zip(all_scales, minibatches, strict=True):
             q, target = compiled.update_critics(self.critic, self.target, adam["critic"], scales, batch, args.gamma, args.tau)
             all_q.append(q)
             all_targets.append(target)

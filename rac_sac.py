@@ -1071,8 +1071,8 @@ def save_policy(path: Path, args: Args, env: Env, row: dict, **networks: dict) -
 class Policy:
     """The trained family of a run: action = policy(obs) or policy(obs, beta=0.1), deterministic.
 
-    obs (O,) or (B, O) -> action within the bounds of the environment, (*A,) or (B, *A). The condition (beta, or k): a number, or
-    one for each row; without it `best`, that of the best return. More attributes: actor, args, step.
+    obs (O,) or (B, O) -> action within the bounds of the environment, (*A,) or (B, *A). The condition (beta above 0, or k): a
+    number, or one for each row; without it `best`, that of the best return. More attributes: actor, args, step.
     """
 
     def __init__(self, path: str | Path):

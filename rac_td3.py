@@ -471,7 +471,7 @@ class Learner:
 
     The replay is a float32 matrix with a row (obs, action, reward, terminated, next_obs) for each transition. All noise comes
     from `generator`, outside the compiled functions: theirs would differ from eager ones. What changes over a run is a tensor,
-    for a captured graph sees no number of Python's change.
+    for a captured graph does not notice when a number of Python changes.
     """
 
     def __init__(self, args: Args, obs_dim: int, action_dim: int, device: torch.device):
@@ -562,8 +562,7 @@ class Learner:
 
     def state(self) -> dict:
         """All that training changes but the replay, copied to the CPU."""
-        tensors = {name: tensor.to("cpu", copy=True) for name, tensor in self.agent.state_dict().items()}
-        return {"agent": tensors, "generator": self.generator.get_state()}
+        return {"agent": copy_of(self.agent), "generator": self.generator.get_state()}
 
     def load_state(self, saved: dict) -> None:
         """Put back what state() gave."""
@@ -635,7 +634,7 @@ def to_bounds(action, low, high):
     return np.clip((center + half * action).astype(low.dtype), low, high)
 
 
-EVALUATION, FRESH_EPISODES, VALUE_BIAS, TRAINING = range(4)  # what environment seeds are for
+EVALUATION, FRESH_EPISODES, TRAINING = 0, 1, 3  # what environment seeds are for
 
 
 def first_seed(args: Args, purpose: int) -> int:
@@ -724,11 +723,11 @@ def train(args: Args, stopped_by: list | tuple = (), defaults: Args | None = Non
                 bar.start_t = bar.last_print_t = time.time()
             bar.update()
             if is_last or (learned >= 0 and learned % args.eval_frequency == 0):
-                evaluator.submit(evaluated_row(args, agent, progress), copy_of(agent.actor))
+                evaluator.submit(row_before_evaluation(args, agent, progress), copy_of(agent.actor))
             if args.snapshot_frequency and learned >= 0 and learned % args.snapshot_frequency == 0:
                 path = run_dir / "snapshots" / f"step-{progress.step}.pt"
                 networks = {"actor": copy_of(agent.actor), "critic": copy_of(agent.critic)}
-                save_policy(path, args, env, evaluated_row(args, agent, progress), **networks)
+                save_policy(path, args, env, row_before_evaluation(args, agent, progress), **networks)
             if is_last or episode_over or progress.step % 1000 == 0:
                 log.row("train.csv", training_row(learner, progress, logged, episode_over))
                 logged = (progress.step, progress.seconds)
@@ -752,7 +751,7 @@ def train(args: Args, stopped_by: list | tuple = (), defaults: Args | None = Non
     return {"run_dir": str(run_dir), **vars(progress)}
 
 
-def evaluated_row(args: Args, agent: Agent, progress: Progress) -> dict:
+def row_before_evaluation(args: Args, agent: Agent, progress: Progress) -> dict:
     """A row of eval.csv as far as it is known before the evaluation has been played; also what a snapshot says of itself."""
     seconds = round(progress.seconds, 1)
     return {"global_step": progress.step, "charts/wall_seconds": seconds, **agent.extra_columns(eval_conditions(args))}
@@ -816,7 +815,12 @@ def start_worker(lifeline) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(os, "nice"):
         os.nice(10)
-    threading.Thread(target=lambda: (multiprocessing.connection.wait([lifeline]), os._exit(0)), daemon=True).start()
+
+    def end_with_training() -> None:
+        multiprocessing.connection.wait([lifeline])
+        os._exit(0)
+
+    threading.Thread(target=end_with_training, daemon=True).start()
 
 
 class Evaluator:
@@ -844,11 +848,12 @@ class Evaluator:
     def submit(self, row: dict, parameters: dict) -> None:
         """Have an actor with these parameters evaluated; row: what the evaluation's row begins with."""
         arrays = {name: tensor.numpy() for name, tensor in parameters.items()}  # tensors would go through shared memory
-        self.pending.append((row, parameters, {}))
+        submit = self.pool.submit if self.pool else done
+        futures = {}
+        self.pending.append((row, parameters, futures))
         try:
             for condition in eval_conditions(self.args):
-                work = (play_policy, self.args, arrays, condition)
-                self.pending[-1][2][condition] = self.pool.submit(*work) if self.pool else done(*work)
+                futures[condition] = submit(play_policy, self.args, arrays, condition)
         except BrokenExecutor:
             self.restart()
 
@@ -865,7 +870,7 @@ class Evaluator:
                 continue
             self.deaths = 0
             del self.pending[0]
-            yield row | evaluation_row(returns), parameters
+            yield row | row_of_returns(returns), parameters
 
     def restart(self) -> None:
         """New workers repeat the work of those that have died; TrainingError when that does not help."""
@@ -889,7 +894,7 @@ def done(function, *work) -> Future:
     return future
 
 
-def evaluation_row(returns: dict) -> dict:
+def row_of_returns(returns: dict) -> dict:
     """The part of a row of eval.csv that has been played: condition -> returns (E,)."""
     means = {condition: float(values.mean()) for condition, values in returns.items()}
     best = max(means, key=means.get)
@@ -898,15 +903,15 @@ def evaluation_row(returns: dict) -> dict:
 
 
 def copy_of(network: nn.Module) -> dict:
-    """The parameters, copied to the CPU."""
+    """Parameters and buffers, copied to the CPU."""
     return {name: tensor.to("cpu", copy=True) for name, tensor in network.state_dict().items()}
 
 
 # Run directory ------------------------------------------------------------------------------------------------------------------
 def new_run_dir(args: Args, device: torch.device) -> Path:
     """Make a run directory, with this script and what it runs with."""
-    name = args.run_name or f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}"
-    run_dir = Path(args.run_root, name.translate(str.maketrans("/:", "__")))
+    name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}".translate(str.maketrans("/:", "__"))
+    run_dir = Path(args.run_root, args.run_name or name)
     while run_dir.exists():
         run_dir = run_dir.with_name(f"{run_dir.name}_")  # the other was started in the same second
     run_dir.mkdir(parents=True)
@@ -1113,7 +1118,15 @@ def completed(args: Args, env: Env) -> Args:
     return args
 
 
-RESUME_MAY_CHANGE = ("total_timesteps", "eval_workers", "checkpoint_seconds", "track", "capture_video")
+RESUME_MAY_CHANGE = (
+    "total_timesteps",
+    "eval_workers",
+    "checkpoint_seconds",
+    "capture_video",
+    "track",
+    "wandb_project_name",
+    "wandb_entity",
+)
 EVALUATE_MAY_CHANGE = ("eval_episodes", "seed", "capture_video")
 
 

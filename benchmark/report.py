@@ -47,8 +47,7 @@ CURVES = {  # columns drawn over time: what they are, and whether single seeds a
 }
 # Arguments in which the runs of a group may differ: they tell runs apart, or do not change what is computed
 OF_A_RUN = """seed run_root run_name resume evaluate total_timesteps cuda compile cudagraphs torch_deterministic track
-    capture_video wandb_project_name wandb_entity checkpoint_seconds snapshot_frequency eval_workers
-    max_pending_evaluations""".split()
+    capture_video wandb_project_name wandb_entity checkpoint_seconds snapshot_frequency eval_workers""".split()
 # Paul Tol's muted colours and black, for those who see few colours
 COLOURS = plt.cycler(color="#332288 #CC6677 #117733 #DDAA33 #88CCEE #882255 #44AA99 #999933 #AA4499 #000000".split())
 LOOKS = plt.cycler(linestyle=["-", "--"]) * COLOURS

@@ -199,11 +199,17 @@ def make_runs(options: Options, extra: list[str]) -> list[Run]:
                 script, *flags = shlex.split(command)
                 directory = options.run_root.resolve() / re.sub("[/:]", "_", f"{env_id}__{name}{suffix}__{seed}")
                 steps = options.total_timesteps or (500 if options.experiment == "smoke" else of_environment(STEPS, env_id))
-                arguments = [
-                    *flags, *([] if "baselines.py" in script else ["--eval-workers", str(workers)]), *extra,
-                    "--env-id", env_id, "--seed", str(seed), "--exp-name", name + suffix, "--total-timesteps", str(steps),
-                    "--run-root", str(directory.parent), "--run-name", directory.name, "--cuda", str(options.gpus_per_run > 0),
-                ]  # fmt: skip
+                workers_flags = [] if "baselines.py" in script else ["--eval-workers", str(workers)]
+                own = {
+                    "--env-id": env_id,
+                    "--seed": seed,
+                    "--exp-name": name + suffix,
+                    "--total-timesteps": steps,
+                    "--run-root": directory.parent,
+                    "--run-name": directory.name,
+                    "--cuda": options.gpus_per_run > 0,
+                }
+                arguments = [*flags, *workers_flags, *extra, *(str(part) for pair in own.items() for part in pair)]
                 runs.append(Run(directory, ROOT / script, arguments, steps))
     return runs
 

@@ -233,9 +233,7 @@ def main(arguments=None) -> None:
         sys.exit("error: no turn was complete.")
     print(summary(turns).to_string(float_format="{:.3f}".format, na_rep=""))
     if options.out:
-        temporary = f"{options.out}.tmp"
-        Path(temporary).write_text(json.dumps({**conditions, "options": vars(options), "turns": turns}, indent=2))
-        os.replace(temporary, options.out)
+        Path(options.out).write_text(json.dumps({**conditions, "options": vars(options), "turns": turns}, indent=2))
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ The method ends at the line "from here on the same in all four scripts".
 import copy
 import csv
 import ctypes
+import filecmp
 import gc
 import json
 import math
@@ -564,8 +565,10 @@ class Learner:
             self.agent.compiled = SimpleNamespace(**compiled)
 
     def store(self, step: int, obs, action, reward, terminated, next_obs) -> None:
-        """Write the transition of environment step `step`, counted from 0, over the oldest one."""
+        """Write the transition of environment step `step`, counted from 0, over the oldest one; TrainingError if not finite."""
         row = np.concatenate((obs, action, (reward, terminated), next_obs), dtype=np.float32)
+        if not np.isfinite(row).all():
+            raise TrainingError(f"not finite in float32: the environment's reward, {reward}, or an observation")
         self.replay[step % len(self.replay)].copy_(torch.from_numpy(row))
         self.filled.fill_(min(step + 1, len(self.replay)))
 
@@ -636,9 +639,8 @@ class Learner:
         self.generator.set_state(saved["generator"])
 
     def check_finite(self) -> None:
-        """TrainingError where a loss since the last row of train.csv, a parameter or the replay is not finite."""
-        losses = dict(zip(METRICS, self.agent.metrics, strict=False))
-        tensors = {**losses, **self.agent.state_dict(), "replay": self.replay[: int(self.filled)]}
+        """TrainingError where a loss since the last row of train.csv or a parameter is not finite; store() checks the replay."""
+        tensors = {**dict(zip(METRICS, self.agent.metrics, strict=False)), **self.agent.state_dict()}
         if bad := [name for name, tensor in tensors.items() if not tensor.isfinite().all()]:
             raise TrainingError(f"not finite any more: {', '.join(bad[:5])}")
 
@@ -686,7 +688,7 @@ class Env(gym.Wrapper):
         obs, reward, terminated, truncated, info = self.env.step(to_bounds(action, self.low, self.high))
         if terminated not in (0, 1):
             raise TrainingError(f"the environment returned terminated {terminated!r}; it must be True or False")
-        return self.flat(obs), float(reward), bool(terminated), bool(truncated), info
+        return self.flat(obs), np.asarray(reward, float).item(), bool(terminated), bool(truncated), info
 
     def flat(self, obs):
         """A copy: an environment may use its array again."""
@@ -695,9 +697,9 @@ class Env(gym.Wrapper):
 
 def to_bounds(action, low, high):
     """Actions (..., A) in [-1, 1] -> (..., *A), of the bounds' shape and type, and within them: rounding could leave them."""
-    action = action.reshape(*action.shape[:-1], *low.shape)
+    action = action.reshape((*action.shape[:-1], *low.shape))
     center, half = low / 2.0 + high / 2.0, high / 2.0 - low / 2.0
-    return np.clip((center + half * action).astype(low.dtype), low, high)
+    return np.asarray(np.clip((center + half * action).astype(low.dtype), low, high))  # of the shape () it is a scalar before
 
 
 EVALUATION, FRESH_EPISODES, TRAINING = 0, 1, 3  # what environment seeds are for
@@ -733,14 +735,19 @@ def train(args: Args, stopped_by: list | tuple = (), defaults: Args | None = Non
             args = resumed(args, defaults or Args())
         env = stack.enter_context(closing(Env(args.env_id)))
         args = completed(args, env)
+        device = set_up_torch(args)
+        run_dir = Path(args.resume) if args.resume else new_run_dir(args, device)
+        undo = stack.enter_context(ExitStack())
+        if not args.resume:
+            undo.callback(shutil.rmtree, run_dir, ignore_errors=True)
+        log = stack.enter_context(closing(Log(args, run_dir)))  # before what takes long, for it may refuse
         evaluator = stack.enter_context(closing(Evaluator(args)))  # its workers start while the learner compiles
-        learner = make_learner(args, env, set_up_torch(args))
+        learner = make_learner(args, env, device)
         agent = learner.agent
-        run_dir = Path(args.resume) if args.resume else new_run_dir(args, learner.device)
         progress = load_checkpoint(run_dir, learner, evaluator) if args.resume else Progress()
         save_checkpoint(run_dir, learner, progress, evaluator)
+        undo.pop_all()  # from now on the run directory stays
         stack.enter_context(way_back(run_dir))
-        log = stack.enter_context(closing(Log(args, run_dir)))
         tell(f"run directory: {run_dir}")
         bar = stack.enter_context(progress_bar(args, progress))
         saved_at = time.monotonic()
@@ -753,14 +760,26 @@ def train(args: Args, stopped_by: list | tuple = (), defaults: Args | None = Non
                 log.row("eval.csv", row)
                 progress.last = row
                 save_policy(run_dir / "policy.pt", args, env, row, actor=parameters)
-                if not progress.best or row["eval/best_return"] >= progress.best["eval/best_return"]:
+                score = row["eval/best_return"]
+                if not progress.best or np.fmax(score, progress.best["eval/best_return"]) == score:  # NaN is below every number
                     progress.best = row
                     save_policy(run_dir / "best_policy.pt", args, env, row, actor=parameters)
                 bar.set_postfix_str(f"return {row['eval/best_return']:.0f} at step {row['global_step']}", refresh=False)
 
+        def next_episode():
+            progress.episode += 1
+            progress.actions, progress.episodic_return = [], 0.0
+            return env.reset(seed=first_seed(args, TRAINING) + progress.episode)[0]
+
         obs, _ = env.reset(seed=first_seed(args, TRAINING) + progress.episode)
-        for action in progress.actions:  # of a run that is resumed
-            obs, *_ = env.step(np.array(action, np.float32))
+        try:
+            for action in progress.actions:  # of a run that is resumed
+                obs, _, *over, _ = env.step(np.array(action, np.float32))
+                if any(over):
+                    raise TrainingError("it ends earlier")
+        except Exception as error:
+            tell(f"an episode does not follow from its seed and actions; the run goes on with the next one: {error!r:.150}")
+            obs = next_episode()
 
         while progress.step < args.total_timesteps and not stopped_by:
             # Act
@@ -791,17 +810,14 @@ def train(args: Args, stopped_by: list | tuple = (), defaults: Args | None = Non
             if is_last or (learned >= 0 and learned % args.eval_frequency == 0):
                 evaluator.submit(row_before_evaluation(args, agent, progress), copy_of(agent.actor))
             if args.snapshot_frequency and learned >= 0 and learned % args.snapshot_frequency == 0:
-                path = run_dir / "snapshots" / f"step-{progress.step}.pt"
-                networks = {"actor": copy_of(agent.actor), "critic": copy_of(agent.critic)}
-                save_policy(path, args, env, row_before_evaluation(args, agent, progress), **networks)
+                path, row = run_dir / "snapshots" / f"step-{progress.step}.pt", row_before_evaluation(args, agent, progress)
+                save_policy(path, args, env, row, actor=copy_of(agent.actor), critic=copy_of(agent.critic))
             if is_last or episode_over or progress.step % 1000 == 0:
                 log.row("train.csv", training_row(learner, progress, logged, episode_over))
                 logged = (progress.step, progress.seconds)
                 collect()
             if episode_over:
-                progress.episode += 1
-                progress.actions, progress.episodic_return = [], 0.0
-                obs, _ = env.reset(seed=first_seed(args, TRAINING) + progress.episode)
+                obs = next_episode()
             if time.monotonic() - saved_at >= args.checkpoint_seconds:
                 save_checkpoint(run_dir, learner, progress, evaluator)
                 saved_at = time.monotonic()
@@ -963,7 +979,7 @@ def done(function, *work) -> Future:
 def row_of_returns(returns: dict) -> dict:
     """The part of a row of eval.csv that has been played: condition -> returns (E,)."""
     means = {condition: float(values.mean()) for condition, values in returns.items()}
-    best = max(means, key=means.get)
+    best = max(means, key=lambda condition: np.nan_to_num(means[condition], nan=-np.inf))
     row = {"eval/best_return": means[best], "eval/best_return_std": float(returns[best].std()), f"eval/best_{CONDITION}": best}
     return row | {f"eval/return_{condition:.6g}": mean for condition, mean in means.items()}
 
@@ -975,28 +991,32 @@ def copy_of(network: nn.Module) -> dict:
 
 # Run directory ------------------------------------------------------------------------------------------------------------------
 def new_run_dir(args: Args, device: torch.device) -> Path:
-    """Make a run directory, with this script and what it runs with."""
+    """Make a run directory, with this script and what it runs with; UserError where that is not possible."""
     name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}".translate(str.maketrans("/:", "__"))
     run_dir = Path(args.run_root, args.run_name or name)
-    while run_dir.exists():
+    while run_dir.exists() and not args.run_name:
         run_dir = run_dir.with_name(f"{run_dir.name}_")  # the other was started in the same second
-    run_dir.mkdir(parents=True)
+    try:
+        run_dir.mkdir(parents=True)
+    except OSError as error:
+        raise UserError(f"no run directory can be made ({error}); --resume goes on in an old one.") from None
     shutil.copy(__file__, run_dir)
     commit = None
     with suppress(OSError):  # no git here
         git = "git describe --always --dirty --abbrev=40 --exclude=*".split()
         commit = subprocess.run(git, cwd=Path(__file__).parent, capture_output=True, text=True).stdout.strip()
     config = {"script": SCRIPT, "args": vars(args), "git_commit": commit, "torch": torch.__version__, "device": str(device)}
+    config["wandb_id"] = os.urandom(8).hex()  # for names need not be unique
     (run_dir / "config.json").write_text(json.dumps(config, indent=2))
     return run_dir
 
 
 @contextmanager
 def way_back(run_dir: Path):
-    """Say how to go on after an exception, an environment's for example."""
+    """Say how to go on after an exception, an environment's for example, or Ctrl-C in a program that calls train()."""
     try:
         yield
-    except Exception:
+    except (Exception, KeyboardInterrupt):
         tell(f"the last checkpoint stays; go on from it with: --resume {shlex.quote(str(run_dir))}")
         raise
 
@@ -1004,13 +1024,16 @@ def way_back(run_dir: Path):
 def write_whole(path: Path, write) -> None:
     """Write a file so that at every moment `path` is the old one or the new one, whole; TrainingError where that fails."""
     temporary = path.with_name(f"{path.name}.tmp")
-    path.parent.mkdir(exist_ok=True)
     try:
+        path.parent.mkdir(exist_ok=True)
         with open(temporary, "wb") as file:
             write(file)
+            file.flush()
+            os.fsync(file.fileno())  # or else a loss of power could leave the new name without its content
         os.replace(temporary, path)
     except (OSError, RuntimeError) as error:  # torch.save raises a RuntimeError on a full disk
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
         raise TrainingError(f"{path} cannot be written: {error}") from None
 
 
@@ -1040,7 +1063,8 @@ def save_checkpoint(run_dir: Path, learner: Learner, progress: Progress, evaluat
         "progress": vars(progress),
         "pending": [pending[:2] for pending in evaluator.pending],
         "learner": learner.state(),
-        "replay": learner.replay[: progress.step].to("cpu", copy=True),  # without a copy the whole storage is written
+        # By way of NumPy a storage of these rows alone, which on a CPU is no copy: torch.save writes whole storages
+        "replay": torch.from_numpy(learner.replay[: progress.step].cpu().numpy()),
     }
     save(run_dir / "checkpoint.pt", content)
 
@@ -1053,7 +1077,7 @@ def load_checkpoint(run_dir: Path, learner: Learner, evaluator: Evaluator) -> Pr
     progress = Progress(**saved["progress"])
     learner.filled.fill_(min(progress.step, len(learner.replay)))
     for row, parameters in saved["pending"]:
-        evaluator.submit(row, {name: tensor.clone() for name, tensor in parameters.items()})  # the file will be replaced
+        evaluator.submit(row, copy.deepcopy(parameters))  # for the file will be replaced
     drop_rows(run_dir / "train.csv", progress.step)
     drop_rows(run_dir / "eval.csv", progress.last.get("global_step", 0))
     return progress
@@ -1069,8 +1093,8 @@ def drop_rows(path: Path, last_step: int) -> None:
 
 def save_policy(path: Path, args: Args, env: Env, row: dict, **networks: dict) -> None:
     """Networks by their parameters, and what they are made from; row: of eval.csv."""
-    content = {"args": vars(args), "obs_dim": env.obs_dim, "bounds": [torch.from_numpy(env.low), torch.from_numpy(env.high)]}
-    save(path, {**content, "evaluation": row, **networks})
+    bounds = [torch.from_numpy(env.low), torch.from_numpy(env.high)]
+    save(path, {"args": vars(args), "obs_dim": env.obs_dim, "bounds": bounds, "evaluation": row, **networks})
 
 
 class Policy:
@@ -1098,7 +1122,7 @@ load_policy = Policy  # of a run directory (as last evaluated), a policy.pt or a
 
 
 class Log:
-    """The rows of a run: appended to CSV files and, with --track, sent to Weights & Biases."""
+    """The rows of a run: appended to CSV files and, with --track, sent to Weights & Biases; UserError where that refuses."""
 
     def __init__(self, args: Args, run_dir: Path):
         self.run_dir = run_dir
@@ -1106,17 +1130,21 @@ class Log:
         if args.track:
             import wandb  # slow to import
 
-            self.wandb = wandb.init(
-                project=args.wandb_project_name,
-                entity=args.wandb_entity,
-                name=run_dir.name,
-                id=run_dir.name,
-                resume="allow",
-                dir=run_dir,
-                config=vars(args),
-                save_code=True,
-            )
-            self.wandb.define_metric("*", step_metric="global_step")  # evaluations come later than their step
+            config = json.loads((run_dir / "config.json").read_text())
+            try:
+                self.wandb = wandb.init(
+                    project=args.wandb_project_name,
+                    entity=args.wandb_entity,
+                    name=run_dir.name,
+                    id=config.get("wandb_id", run_dir.name),
+                    resume="allow",
+                    dir=run_dir,
+                    config=vars(args),
+                    save_code=True,
+                )
+                self.wandb.define_metric("*", step_metric="global_step")  # evaluations come later than their step
+            except Exception as error:
+                raise UserError(f"Weights & Biases cannot track this run: {error}") from None
 
     def row(self, file: str, row: dict) -> None:
         with open(self.run_dir / file, "a", newline="") as out:
@@ -1124,12 +1152,21 @@ class Log:
             if not out.tell():
                 writer.writeheader()
             writer.writerow(row)
+        self.send("log", {key: value for key, value in row.items() if value is not None})
+
+    def send(self, method: str, *values) -> None:
+        """Call a method of the Weights & Biases run; that it fails is told once, and this run goes on."""
         if self.wandb:
-            self.wandb.log({key: value for key, value in row.items() if value is not None})
+            try:
+                getattr(self.wandb, method)(*values)
+            except Exception as error:
+                self.wandb = None
+                with suppress(Exception):  # or else it fails again when the process ends
+                    sys.modules["wandb"].teardown()
+                tell(f"Weights & Biases fails, and the run goes on without it; the CSV files have all rows: {error!r:.150}")
 
     def close(self) -> None:
-        if self.wandb:
-            self.wandb.finish()
+        self.send("finish")
 
 
 def record_episode(args: Args, policy: Policy, folder: Path) -> None:
@@ -1158,6 +1195,7 @@ AT_LEAST = {
     "seed": 0,
     "learning_starts": 0,
     "snapshot_frequency": 0,
+    "eval_workers": 0,
 }
 
 
@@ -1169,7 +1207,7 @@ def completed(args: Args, env: Env) -> Args:
         args.total_timesteps = 1_000_000 if env_name == "Humanoid" else 300_000
     own = fill_own_defaults(args, env_name, env.action_dim)
     for name, is_right, wanted in (
-        *((name, getattr(args, name) >= least, f"at least {least}") for name, least in AT_LEAST.items()),
+        *((name, (getattr(args, name) or 0) >= least, f"at least {least}") for name, least in AT_LEAST.items()),
         ("gamma", 0 < args.gamma <= 1, "above 0 and at most 1"),
         ("tau", 0 < args.tau <= 1, "above 0 and at most 1"),
         ("cuda", not args.cuda or torch.cuda.is_available(), "False, for PyTorch finds no CUDA device here"),
@@ -1177,26 +1215,16 @@ def completed(args: Args, env: Env) -> Args:
     ):
         if not is_right:
             raise UserError(f"{name} is {getattr(args, name)}; it must be {wanted}.")
-    if args.run_name and not args.resume and Path(args.run_root, args.run_name).exists():
-        raise UserError(f"run_name {args.run_name} exists already in {args.run_root}; resume that run, or choose another name.")
     if env.spec.max_episode_steps is None:
         tell(f"{args.env_id} is registered without max_episode_steps: an evaluation waits until each of its episodes ends")
     return args
 
 
-RESUME_MAY_CHANGE = (
-    "total_timesteps",
-    "eval_workers",
-    "checkpoint_seconds",
-    "capture_video",
-    "track",
-    "wandb_project_name",
-    "wandb_entity",
-)
-EVALUATE_MAY_CHANGE = ("eval_episodes", "seed", "capture_video")
+RESUME_MAY_CHANGE = "total_timesteps eval_workers checkpoint_seconds capture_video track wandb_project_name wandb_entity".split()
+EVALUATE_MAY_CHANGE = "eval_episodes seed capture_video".split()
 
 
-def check_unchanged(args: Args, saved: Args, may_change: tuple[str, ...]) -> None:
+def check_unchanged(args: Args, saved: Args, may_change: list[str]) -> None:
     """UserError where other arguments are given than a run was made with."""
     allowed = (*may_change, "resume", "evaluate")
     if wrong := [name for name, value in vars(args).items() if value != getattr(saved, name) and name not in allowed]:
@@ -1209,6 +1237,8 @@ def resumed(args: Args, defaults: Args) -> Args:
     given = {name: value for name, value in vars(args).items() if value != getattr(defaults, name)}
     args = Args(**{**saved["args"], **given})
     check_unchanged(args, Args(**saved["args"]), RESUME_MAY_CHANGE)
+    if filecmp.cmpfiles(Path(__file__).parent, args.resume, [f"{SCRIPT}.py"], shallow=False)[1]:
+        tell("the run goes on with a script that is not the one it began with, which its directory keeps")
     torch.set_num_threads(saved["threads"])  # before anything is compiled, for their number
     return replace(args, cuda=saved["device"] == "cuda")
 
@@ -1248,8 +1278,11 @@ class Screen:
             sys.stderr.flush()
 
 
+SCREEN = Screen()  # one for all: tqdm.write() clears the bars on the same file
+
+
 def tell(text: str) -> None:
-    tqdm.write(text, file=Screen())
+    tqdm.write(text, file=SCREEN)
 
 
 def progress_bar(args: Args, progress: Progress) -> tqdm:
@@ -1260,7 +1293,7 @@ def progress_bar(args: Args, progress: Progress) -> tqdm:
         unit="step",
         bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt} [{remaining} left, {rate_fmt}{postfix}]",  # also at 80 columns
         smoothing=0,  # the average speed since learning began, or since resuming
-        file=Screen(),
+        file=SCREEN,
         ncols=shutil.get_terminal_size().columns,
         mininterval=0.5 if sys.stderr and sys.stderr.isatty() else 30,  # a file need not see every step
     )
@@ -1305,7 +1338,7 @@ def main() -> int:
                 signal.signal(number, on_signal)
         summary = train(args, stopped_by, defaults)
     except (UserError, TrainingError) as error:
-        print(f"error: {error}", file=Screen())
+        print(f"error: {error}", file=SCREEN)
         return 2 if isinstance(error, UserError) else 1
     if stopped_by:
         again = shlex.join(["python", sys.argv[0], "--resume", summary["run_dir"]])

@@ -14,6 +14,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -165,16 +166,17 @@ def write_whole(path: Path, text: str) -> None:
 class Protocol(BaseCallback):
     """What is due between two environment steps: evaluations, rows, checkpoints, the end by a signal."""
 
-    def __init__(self, args: Args, run_dir: Path, model):
+    def __init__(self, args: Args, run_dir: Path, model, tracker):
         super().__init__()
         self.args = args
         self.run_dir = run_dir
         self.model = model
         self.envs = make_envs(args, args.eval_episodes)
-        self.start = time.time() - getattr(model, "wall_seconds", 0)
-        self.saved = time.time()
+        self.first_step = model.num_timesteps
+        self.begun = self.saved = time.monotonic()
+        self.start = self.begun - getattr(model, "wall_seconds", 0)
         self.stopped_by = 0
-        self.tracker = None
+        self.tracker = tracker
         pause = 0.5 if sys.stderr.isatty() else 30  # a file need not see every step
         self.bar = tqdm(total=args.total_timesteps, initial=model.num_timesteps, unit="step", mininterval=pause)
         for number in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):  # Windows has no SIGHUP
@@ -185,14 +187,6 @@ class Protocol(BaseCallback):
         self.stopped_by = number
         signal.signal(number, signal.SIG_DFL)  # a second one ends the run at once
 
-    def _on_training_start(self) -> None:
-        if self.args.track:
-            import wandb  # slow to import
-
-            os.environ.setdefault("WANDB_PROJECT", "realistic-actor-critic")
-            self.tracker = wandb.init(id=self.run_dir.name, resume="allow", dir=self.run_dir, config=vars(self.args))
-            self.tracker.define_metric("*", step_metric="global_step")
-
     def _on_rollout_start(self) -> None:
         """The updates of the step before are done here; in _on_step() they are still to come."""
         step = self.model.num_timesteps
@@ -200,17 +194,17 @@ class Protocol(BaseCallback):
         learned = step - self.args.learning_starts
         last = step >= self.args.total_timesteps
         due = last or (learned >= 0 and learned % self.args.eval_frequency == 0)
-        if due and step > self.bar.initial:  # the step of a checkpoint has been evaluated before it was written
+        if due and step > self.first_step:  # the step of a checkpoint has been evaluated before it was written
             returns = play(self.model, self.envs, first_seed(self.args.seed, 0))
             self.log("eval.csv", {"eval/best_return": returns.mean(), "eval/best_return_std": returns.std()})
             self.bar.set_postfix_str(f"return {returns.mean():.1f} at step {step}", refresh=False)
         for episode in self.model.ep_info_buffer:
             metrics = {column: self.logger.name_to_value.get(name) for column, name in METRICS.items()}
             ended = {"charts/episodic_return": episode["r"], "charts/episodic_length": episode["l"]}
-            speed = round((step - self.bar.initial) / self.bar.format_dict["elapsed"], 2)
+            speed = round((step - self.first_step) / (time.monotonic() - self.begun), 2)
             self.log("train.csv", {"charts/SPS": speed, **metrics, **ended})
         self.model.ep_info_buffer.clear()
-        if last or self.stopped_by or time.time() - self.saved >= self.args.checkpoint_seconds:
+        if last or self.stopped_by or time.monotonic() - self.saved >= self.args.checkpoint_seconds:
             self.save()
         if self.stopped_by:
             print(f"stopped at step {step}; go on with: {shlex.join(['python', sys.argv[0], '--resume', str(self.run_dir)])}")
@@ -225,14 +219,18 @@ class Protocol(BaseCallback):
     def log(self, name: str, values: dict) -> None:
         """Append a row to a CSV file, with the header where it is new, and to Weights & Biases."""
         path = self.run_dir / name
-        row = {"global_step": self.model.num_timesteps, "charts/wall_seconds": round(time.time() - self.start, 1), **values}
+        row = {"global_step": self.model.num_timesteps, "charts/wall_seconds": round(time.monotonic() - self.start, 1), **values}
         pd.DataFrame([row]).to_csv(path, mode="a", header=not path.exists(), index=False)
         if self.tracker:
-            self.tracker.log({key: value for key, value in row.items() if value is not None})
+            try:
+                self.tracker.log({key: value for key, value in row.items() if value is not None})
+            except Exception as error:
+                self.tracker = None
+                tqdm.write(f"Weights & Biases fails, and the run goes on without it: {error!r}", sys.stderr)
 
     def save(self) -> None:
         """The checkpoint: Stable-Baselines3's zip file, with the filled rows of the replay in it."""
-        self.model.wall_seconds = time.time() - self.start  # saved with the model, as all its attributes are
+        self.model.wall_seconds = time.monotonic() - self.start  # saved with the model, as all its attributes are
         temporary = self.run_dir / "checkpoint.tmp"
         self.model.save(temporary)
         buffer = self.model.replay_buffer
@@ -241,13 +239,29 @@ class Protocol(BaseCallback):
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
                     np.save(file, getattr(buffer, name)[: buffer.size()])
         os.replace(temporary, self.run_dir / "checkpoint.pt")
-        self.saved = time.time()
+        self.saved = time.monotonic()
 
 
-def train(args: Args, run_dir: Path, model) -> None:
+def start_tracking(args: Args, run_dir: Path, model):
+    """The Weights & Biases run, of an id that is saved with the model; ValueError where it is refused."""
+    import wandb  # slow to import
+
+    os.environ.setdefault("WANDB_PROJECT", "realistic-actor-critic")
+    model.wandb_id = getattr(model, "wandb_id", os.urandom(8).hex())
+    try:
+        tracker = wandb.init(name=run_dir.name, id=model.wandb_id, resume="allow", dir=run_dir, config=vars(args))
+        tracker.define_metric("*", step_metric="global_step")
+        return tracker
+    except Exception as error:
+        if not args.resume:
+            shutil.rmtree(run_dir)
+        raise ValueError(f"Weights & Biases cannot track this run: {error}") from None
+
+
+def train(args: Args, run_dir: Path, model, tracker) -> None:
     """Train to the end, or until a signal ends the process with a checkpoint."""
     step = model.num_timesteps
-    protocol = Protocol(args, run_dir, model)
+    protocol = Protocol(args, run_dir, model, tracker)
     commit = subprocess.getoutput(f"git -C '{Path(__file__).parent}' describe --always --dirty")
     config = {"script": "baselines", "args": {**vars(args), "resume": None}, "git_commit": commit}
     write_whole(run_dir / "config.json", json.dumps(config, indent=2))
@@ -275,6 +289,7 @@ def main() -> None:
         if existing:
             model = load(run_dir / "checkpoint.pt", model)
         run_dir.mkdir(parents=True, exist_ok=True)
+        tracker = start_tracking(args, run_dir, model) if args.track and not args.evaluate else None
     except (gym.error.Error, ImportError, OSError, ValueError, AssertionError) as error:  # the last is Stable-Baselines3's
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
@@ -284,7 +299,7 @@ def main() -> None:
         write_whole(run_dir / "evaluate.csv", f"global_step,return,return_std,best_in_training\n{row}\n")
         print(f"step {model.num_timesteps}, {len(returns)} fresh episodes: return {returns.mean():.1f} +- {returns.std():.1f}")
     else:
-        train(args, run_dir, model)
+        train(args, run_dir, model, tracker)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ global_step, charts/wall_seconds and eval/best_return. A last row without its li
 Ablations are the runs of run.py's sweeps. They are named VARIANT-ARGUMENT_VALUE, and have sections of their own.
 """
 
+import glob
 import io
 import json
 import re
@@ -96,11 +97,15 @@ def with_std(mean: float, std: float) -> str:
     return f"{mean:,.0f}" if np.isnan(std) else f"{mean:,.0f} ± {std:,.0f}"
 
 
-def read_run(folder: Path) -> tuple[dict, dict, pd.DataFrame]:
-    """(its row in the list of runs, its settings, its evaluations). Any exception means that its files are damaged."""
+def read_run(folder: Path) -> tuple[dict, dict, pd.DataFrame, int]:
+    """(its row in the list of runs, its settings, its evaluations, how many evaluations are left out for a return of NaN).
+
+    Any exception means that its files are damaged.
+    """
     args = json.loads((folder / "config.json").read_text())["args"]
     key = {"env_id": str(args["env_id"]), "exp_name": str(args["exp_name"]), "run": str(folder)}
-    evaluations = read_csv(folder / "eval.csv").dropna(subset=[RETURN])
+    rows = read_csv(folder / "eval.csv")
+    evaluations = rows.dropna(subset=[RETURN])
     if evaluations.empty:
         raise ValueError("eval.csv has no evaluation yet")
     last = evaluations.iloc[-1]
@@ -119,15 +124,19 @@ def read_run(folder: Path) -> tuple[dict, dict, pd.DataFrame]:
     interval = args.get("eval_frequency", evaluations[STEP].diff().fillna(1).max())
     if (folder / "bias.csv").exists():
         evaluations = pd.concat([evaluations, read_csv(folder / "bias.csv")])
-    return about, args, evaluations.assign(**key, interval=interval)
+    return about, args, evaluations.assign(**key, interval=interval), rows[RETURN].isna().sum()
 
 
 def load(folders: tuple[Path, ...]) -> tuple[pd.DataFrame, pd.DataFrame, list[str]]:
     """(runs, evaluations, warnings): a row for each run, and for each evaluation of each run."""
     found, warnings = [], []
-    for path in sorted({path for folder in folders for path in folder.rglob("config.json")}):
+    paths = [folder / name for folder in folders for name in glob.glob("**/config.json", root_dir=folder, recursive=True)]
+    for path in sorted({path.resolve(): path for path in paths}.values()):  # links are followed, a run counts once
         try:
-            found.append(read_run(path.parent))
+            *run, lost = read_run(path.parent)
+            found.append(run)
+            if lost:
+                warnings.append(f"warning: {path.parent}: {lost} evaluations with a return of NaN are left out\n")
         except Exception as error:  # whatever is wrong with one directory, the others count
             warnings.append(f"warning: {path.parent} is left out: {type(error).__name__}: {error}\n")
     if not found:

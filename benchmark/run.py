@@ -15,6 +15,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -239,6 +240,8 @@ def execute(run: Run, cpus: int) -> None:
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ray.cancel() needs it, and a shell's background job ignores it
     begun = (run.directory / "checkpoint.pt").exists()
+    if not begun and not list(run.directory.glob("*.csv")):
+        shutil.rmtree(run.directory, ignore_errors=True)  # what a start leaves that is killed before its first checkpoint
     train = ["--resume", str(run.directory), "--total-timesteps", str(run.steps)] if begun else run.arguments
     execute_program([str(run.script), *train], run, cpus)
     execute_program([str(run.script), "--evaluate", str(run.directory)], run, cpus)
@@ -274,6 +277,8 @@ def execute_program(command: list[str], run: Run, cpus: int) -> None:
 
 def run_grid(options: Options, runs: list[Run], due: list[Run]) -> int:
     """Bring what is due to its end on Ray; returns the exit code."""
+    # Or else Ray, where uv runs this program, sends the whole folder to its workers; they see it anyway.
+    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     import ray
 
     ray.init(options.address or "local", log_to_driver=False, logging_level="ERROR")

@@ -16,10 +16,14 @@ head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 address=$(getent ahostsv4 "$head" | awk 'NR == 1 { print $1 }'):6379
 export RAY_USAGE_STATS_ENABLED=0 RAY_AUTH_MODE=token
 ray get-auth-token --generate > /dev/null # the nodes recognise each other by this token in the home folder, which they share
-srun --cpus-per-task="$SLURM_CPUS_PER_TASK" ray symmetric-run --address "$address" --min-nodes "$SLURM_JOB_NUM_NODES" \
-    --num-cpus "$SLURM_CPUS_PER_TASK" --num-gpus "${SLURM_GPUS_ON_NODE:-0}" -- sleep infinity &
+# What Ray runs on the first node, where this script runs too, says that Ray is this job's and ready, and waits until it may stop.
+# SIGTERM ends Ray's command before it has stopped Ray, whose processes not every SLURM finds.
+state=$(mktemp -d)
+srun --cpus-per-task="$SLURM_CPUS_PER_TASK" bash -c 'trap "ray stop" TERM; ray symmetric-run "$@"' ray \
+    --address "$address" --min-nodes "$SLURM_JOB_NUM_NODES" --num-cpus "$SLURM_CPUS_PER_TASK" \
+    --num-gpus "${SLURM_GPUS_ON_NODE:-0}" -- bash -c 'touch $0/ready; until [ -e $0/end ]; do sleep 1; done' "$state" &
 cluster=$!
-until ray status --address "$address" > /dev/null 2>&1; do
+until [ -e "$state/ready" ]; do
     kill -0 $cluster || exit 1
     sleep 2
 done
@@ -33,5 +37,7 @@ if kill -0 $driver 2> /dev/null; then # the signal has only ended the wait
     wait $driver
     code=$?
 fi
-kill $cluster 2> /dev/null
+touch "$state/end"
+wait $cluster
+rm -r "$state"
 exit $code

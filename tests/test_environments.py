@@ -43,7 +43,7 @@ def test_observations_of_several_parts(cli):
 
 
 @pytest.mark.parametrize("cli", ["rac_td3"], indirect=True)
-@pytest.mark.parametrize("env_id", ["toy_envs:Far-v0", "toy_envs:Matrix-v0"])
+@pytest.mark.parametrize("env_id", ["toy_envs:Far-v0", "toy_envs:Matrix-v0", "toy_envs:Scalar-v0"])
 def test_actions_within_their_bounds(cli, env_id):
     """Learned in [-1, 1]; the environment, which refuses others, gets them in its own bounds, shape and type."""
     cli.monkeypatch.setattr(Point, "actions", [])
@@ -54,6 +54,11 @@ def test_actions_within_their_bounds(cli, env_id):
     assert {action.dtype for action in Point.actions} == {space.dtype}
     expected = space.low + (learned.reshape(-1, *space.shape).astype(float) + 1) / 2 * (space.high - space.low)
     np.testing.assert_allclose(Point.actions, expected, rtol=1e-5, atol=1e-3)
+
+
+def test_rewards_of_one_number(cli):
+    """In an array they are learned from as numbers."""
+    assert_same_run(brief(cli, "number"), brief(cli, "array", env_id="toy_envs:RewardArray-v0"))
 
 
 @pytest.mark.parametrize("env_id", ["Pendulum-v1", "Ant-v5"])

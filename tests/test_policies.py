@@ -63,6 +63,15 @@ def test_a_policy_file_is_evaluated(cli):
     assert [path.name for path in cli.folder.iterdir()] == ["handed_on.pt"]
 
 
+def test_evaluate_where_nothing_can_be_written(cli):
+    """The table is printed, and what cannot be written is said. A directory in the file's way stands for a read-only disk."""
+    run_dir = brief(cli, "run")
+    (run_dir / "evaluate.csv.tmp").mkdir()
+    out, err = cli.call("--evaluate", run_dir, code=1)
+    assert out.count("best in training") == 1
+    assert re.fullmatch(r"error: \S+evaluate.csv cannot be written: .*\n", err)
+
+
 # load_policy ---
 def untrained(cli) -> Path:
     return brief(cli, "run", "--total-timesteps", "1", env_id="toy_envs:Matrix-v0")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import TINY, every_script, last_step, read_rows, wait_until, without_wall_clock
-from toy_envs import Point
+from toy_envs import LENGTH, Point
 
 # Evaluations at steps 100, 150 and 200; the replay wraps at step 120.
 BRIEF = "--total-timesteps 200 --buffer-size 120 --eval-frequency 50 --utd 1 --policy-lr 0.01".split()
@@ -163,6 +163,23 @@ def test_a_full_disk(cli):
     assert_same_run(whole, cut)
 
 
+# Episodes ---
+@pytest.mark.parametrize("change", ["ends", "refuses"])
+def test_an_episode_that_does_not_follow_from_its_seed(cli, change):
+    """Where repeating its actions ends early or is refused, one line says so, and the run goes on with the next episode."""
+    env_id = "toy_envs:Elsewhere-v0"
+    cli.monkeypatch.setattr(Point, "events", {158: lambda: os.kill(os.getpid(), signal.SIGTERM)})
+    call(cli, "cut", env_id=env_id, code=143)
+    (cli.folder / "changed").write_text(change)
+    _, err = cli.call("--resume", "runs/cut")
+    assert re.search(r"an episode does not follow from its seed and actions; .* next one: .*(it ends earlier|no such move)", err)
+    assert err.count("does not follow") == 1
+    checkpoint, rows = checkpoint_of(cli.folder / "runs/cut"), read_rows(cli.folder / "runs/cut/train.csv")
+    assert checkpoint["progress"]["step"] == 200
+    (after,) = [row for row in rows if int(row["global_step"]) in (158 + 2, 158 + LENGTH)]  # the next episode begins at step 159
+    assert int(after["charts/episodic_length"]) == int(after["global_step"]) - 158
+
+
 # What resuming takes ---
 def test_more_steps(cli):
     """A run that is prolonged is one that was longer from the start, but for one row more in train.csv at its old end."""
@@ -179,6 +196,26 @@ def test_from_python(cli):
         train(Args(resume=str(cut), utd=5))
     assert train(Args(resume=str(cut), total_timesteps=200))["step"] == 200
     assert_same_run(brief(cli, "whole"), cut, ("eval.csv",))
+
+
+def test_ctrl_c_in_a_program(cli):
+    """That calls train(), and so has the exception; it is told how to go on."""
+    cli.monkeypatch.setattr(Point, "events", {150: lambda: signal.raise_signal(signal.SIGINT)})
+    cli.monkeypatch.chdir(cli.folder)
+    args = cli.script.Args(env_id="toy_envs:Point-v0", run_name="a b", compile=False, learning_starts=200, eval_workers=0)
+    with pytest.raises(KeyboardInterrupt):
+        cli.script.train(args)
+    assert "go on from it with: --resume 'runs/a b'\n" in cli.capsys.readouterr().err
+
+
+def test_another_script(cli):
+    """Than the one that the run began with and keeps: it is said, and the run goes on. Of the same one nothing is said."""
+    run_dir = brief(cli, "run", "--total-timesteps", "1")
+    for step, times in ((2, 0), (3, 1)):
+        _, err = cli.call("--resume", run_dir, "--total-timesteps", step)
+        assert err.count("a script that is not the one it began with") == times
+        with open(run_dir / cli.path.name, "a") as file:
+            file.write("# changed")
 
 
 @pytest.mark.parametrize("arguments", ["--utd 20", "--seed 2 --total-timesteps 300", "--buffer-size 500", "--env-id Hopper-v4"])

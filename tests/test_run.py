@@ -1,6 +1,7 @@
 """What a run shows and leaves, and its evaluation in processes beside training."""
 
 import io
+import itertools
 import json
 import os
 import re
@@ -88,6 +89,16 @@ def test_an_evaluation(cli):
         np.testing.assert_allclose(list(returns), np.arange(1, 13) * 0.8 / 12, rtol=1e-5)
         np.testing.assert_allclose(list(returns.values()), np.mean(starts), rtol=1e-5)
         np.testing.assert_allclose(float(row["eval/best_return_std"]), np.std(starts), rtol=1e-5)
+
+
+def test_a_return_that_is_no_number(cli):
+    """It is never the best while there is another: not among policies, nor among evaluations."""
+    returns = itertools.chain(np.full(12, np.nan), np.arange(11), [np.nan], np.full(12, np.nan))  # of three evaluations
+    cli.monkeypatch.setattr(cli.script, "play", lambda *_: np.full(2, next(returns)))
+    run_dir = brief(cli, "run")
+    assert [row["eval/best_return"] for row in read_rows(run_dir / "eval.csv")] == ["nan", "10.0", "nan"]
+    assert cli.script.load_policy(run_dir / "best_policy.pt").step == 150
+    assert cli.script.load_policy(run_dir / "policy.pt").step == 200
 
 
 def test_the_same_seed_gives_the_same_run(cli):

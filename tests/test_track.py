@@ -1,11 +1,14 @@
 """--track: what Weights & Biases gets, by a stand-in for its module, and by itself without a network."""
 
+import os
+import subprocess
 import sys
 from unittest.mock import Mock
 
 import pytest
-from conftest import CONDITIONS, every_script, read_rows
-from test_resume import brief
+from conftest import CONDITIONS, every_script, last_step, read_rows
+from test_resume import assert_same_run, brief, call
+from toy_envs import Point
 
 
 @pytest.fixture
@@ -36,16 +39,38 @@ def test_rows(cli, wandb):
 def test_a_resumed_run_is_the_same_one(cli, wandb):
     run_dir = brief(cli, "run", "--track")
     cli.call("--resume", run_dir, "--total-timesteps", "210")
-    first, second = (call.kwargs for call in wandb.init.call_args_list)
-    assert first["id"] == second["id"] == first["name"] == "run"
+    brief(cli, "run", "--track", "--run-root", "elsewhere")
+    first, second, other = (call.kwargs for call in wandb.init.call_args_list)
+    assert first["id"] == second["id"] != other["id"]
+    assert first["name"] == second["name"] == other["name"] == "run"
     assert second["resume"] == "allow"
     assert first["config"]["utd"] == 1
 
 
+@pytest.mark.parametrize("method", ["log", "finish"])
+def test_a_tracker_that_fails(cli, wandb, method):
+    """It is told once; the run trains on, and its files are those of a run without."""
+    getattr(wandb.init.return_value, method).side_effect = ConnectionResetError("Connection lost")
+    call(cli, "whole")
+    _, err = call(cli, "run", "--track")
+    assert err.count("Weights & Biases fails, and the run goes on without it") == err.count("Connection lost") == 1
+    assert_same_run(cli.folder / "runs/whole", cli.folder / "runs/run")
+
+
+@pytest.mark.slow
+def test_its_process_is_killed(cli):
+    """The real one's, in the middle of the run."""
+    core = ["pkill", "-9", "-P", str(os.getpid()), "wandb-core"]
+    cli.monkeypatch.setattr(Point, "events", {150: lambda: subprocess.run(core, check=True)})
+    _, err = call(cli, "run", "--track")
+    assert err.count("Weights & Biases fails, and the run goes on without it") == 1
+    assert last_step(cli.folder / "runs/run/train.csv") == 200
+
+
 def test_offline(cli):
-    """The real one: its files lie in the run directory, and resuming adds one of the same run."""
-    run_dir = brief(cli, "run", "--track", "--total-timesteps", "1")
+    """The real one: its files lie in the run directory, and resuming adds one of the same run, whatever its name."""
+    run_dir = brief(cli, "a=b,c#d':;?", "--track", "--total-timesteps", "1")
     cli.call("--resume", run_dir, "--total-timesteps", "2")
-    files = list(run_dir.glob("wandb/offline-run-*-run/run-run.wandb"))
-    assert files and all(file.stat().st_size > 1000 for file in files)
+    files = list(run_dir.glob("wandb/offline-run-*/run-*.wandb"))
+    assert len({file.name for file in files}) == 1 and all(file.stat().st_size > 1000 for file in files)
     assert [path.name for path in cli.folder.iterdir()] == ["runs"]

@@ -68,7 +68,7 @@ class Start(Point):
 
 
 class Returns(Point):
-    """From step 150 of the run on a result of step(), by its place, is `value`."""
+    """From step 150 of the run on a result of step(), by its place, is `value`; in evaluations never."""
 
     def __init__(self, place, value):
         super().__init__()
@@ -79,6 +79,26 @@ class Returns(Point):
         if self.step_of_run >= 150:
             results[self.place] = self.value
         return tuple(results)
+
+
+class RewardArray(Point):
+    """Rewards have the shape (1,)."""
+
+    def step(self, action):
+        obs, reward, *rest = super().step(action)
+        return obs, np.array([reward]), *rest
+
+
+class Elsewhere(Point):
+    """Its episodes begin as they please when the file `changed` is there: they end, or refuse, the step that it names."""
+
+    def step(self, action):
+        obs, reward, terminated, *rest = super().step(action)
+        change = Path("changed").read_text() if Path("changed").exists() else ""
+        if change == "refuses" and self.count == 2 and not Path("refused").exists():
+            Path("refused").touch()
+            raise ValueError("no such move")
+        return obs, reward, terminated or (change == "ends" and self.count == 2), *rest
 
 
 class SameArray(Point):
@@ -161,7 +181,10 @@ for name, entry, options in (
         Point,
         {"low": ((-3.0, 0.1), (-1.0, -0.7), (1.0, 0.3)), "high": ((3.0, 0.3), (2.0, -0.1), (5.0, 0.7)), "dtype": float},
     ),
+    ("Scalar", Point, {"low": -2.0, "high": 4.0}),
     ("Start", Start, {}),
+    ("RewardArray", RewardArray, {}),
+    ("Elsewhere", Elsewhere, {}),
     ("SameArray", SameArray, {}),
     ("Nested", Nested, {}),
     ("Held", Held, {"does": wait}),

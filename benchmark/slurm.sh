@@ -19,12 +19,13 @@ ray get-auth-token --generate > /dev/null # the nodes recognise each other by th
 # What Ray runs on the first node, where this script runs too, says that Ray is this job's and ready, and waits until it may stop.
 # SIGTERM ends Ray's command before it has stopped Ray, whose processes not every SLURM finds.
 state=$(mktemp -d)
+trap 'rm -r "$state"' EXIT
 srun --cpus-per-task="$SLURM_CPUS_PER_TASK" bash -c 'trap "ray stop" TERM; ray symmetric-run "$@"' ray \
     --address "$address" --min-nodes "$SLURM_JOB_NUM_NODES" --num-cpus "$SLURM_CPUS_PER_TASK" \
     --num-gpus "${SLURM_GPUS_ON_NODE:-0}" -- bash -c 'touch $0/ready; until [ -e $0/end ]; do sleep 1; done' "$state" &
 cluster=$!
 until [ -e "$state/ready" ]; do
-    kill -0 $cluster || exit 1
+    kill -0 $cluster 2> /dev/null || exit 1
     sleep 2
 done
 python benchmark/run.py --address "$address" --run-root "${RUN_ROOT:-runs}" --gpus-per-run "${GPUS_PER_RUN:-0.25}" \
@@ -39,5 +40,4 @@ if kill -0 $driver 2> /dev/null; then # the signal has only ended the wait
 fi
 touch "$state/end"
 wait $cluster
-rm -r "$state"
 exit $code

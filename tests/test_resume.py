@@ -9,12 +9,14 @@ import resource
 import shlex
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+import toy_envs
 from conftest import TINY, every_script, last_step, read_rows, wait_until, without_wall_clock
-from toy_envs import LENGTH, Point
+from toy_envs import Point
 
 # Evaluations at steps 100, 150 and 200; the replay wraps at step 120.
 BRIEF = "--total-timesteps 200 --buffer-size 120 --eval-frequency 50 --utd 1 --policy-lr 0.01".split()
@@ -163,21 +165,33 @@ def test_a_full_disk(cli):
     assert_same_run(whole, cut)
 
 
+def test_memory_at_a_checkpoint(cli):
+    """A replay of 48 MB is neither copied nor walked through in memory."""
+    peaks = []
+
+    def peak() -> None:
+        peaks.append(int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) / 1000)
+
+    reset = partial(Path("/proc/self/clear_refs").write_text, "5")  # to what is resident now
+    cli.monkeypatch.setattr(Point, "events", {1000: reset, 1001: peak})
+    options = "--total-timesteps 1002 --learning-starts 1002 --buffer-size 1002 --num-eval-policies 1"
+    run_dir = brief(cli, "run", *options.split(), env_id="toy_envs:Wide-v0")
+    peak()
+    assert checkpoint_of(run_dir)["replay"].nbytes > 48e6
+    assert peaks[1] - peaks[0] < 24
+
+
 # Episodes ---
-@pytest.mark.parametrize("change", ["ends", "refuses"])
+@pytest.mark.parametrize("change", [(toy_envs, "LENGTH", 2), (Point, "events", {156: toy_envs.fail})])
 def test_an_episode_that_does_not_follow_from_its_seed(cli, change):
     """Where repeating its actions ends early or is refused, one line says so, and the run goes on with the next episode."""
-    env_id = "toy_envs:Elsewhere-v0"
-    cli.monkeypatch.setattr(Point, "events", {158: lambda: os.kill(os.getpid(), signal.SIGTERM)})
-    call(cli, "cut", env_id=env_id, code=143)
-    (cli.folder / "changed").write_text(change)
+    stop(cli, "cut", 158)  # the fourth step of an episode
+    cli.monkeypatch.setattr(*change)
     _, err = cli.call("--resume", "runs/cut")
-    assert re.search(r"an episode does not follow from its seed and actions; .* next one: .*(it ends earlier|no such move)", err)
-    assert err.count("does not follow") == 1
-    checkpoint, rows = checkpoint_of(cli.folder / "runs/cut"), read_rows(cli.folder / "runs/cut/train.csv")
-    assert checkpoint["progress"]["step"] == 200
-    (after,) = [row for row in rows if int(row["global_step"]) in (158 + 2, 158 + LENGTH)]  # the next episode begins at step 159
-    assert int(after["charts/episodic_length"]) == int(after["global_step"]) - 158
+    assert err.count("an episode does not follow from its seed and actions; ") == 1
+    ends = {int(row["global_step"]): row["charts/episodic_length"] for row in read_rows(cli.folder / "runs/cut/train.csv")}
+    assert ends.get(158 + toy_envs.LENGTH) == str(toy_envs.LENGTH)
+    assert max(ends) == 200
 
 
 # What resuming takes ---

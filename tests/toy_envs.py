@@ -68,7 +68,7 @@ class Start(Point):
 
 
 class Returns(Point):
-    """From step 150 of the run on a result of step(), by its place, is `value`; in evaluations never."""
+    """From step 150 of the run on a result of step(), by its place, is `value`."""
 
     def __init__(self, place, value):
         super().__init__()
@@ -89,16 +89,13 @@ class RewardArray(Point):
         return obs, np.array([reward]), *rest
 
 
-class Elsewhere(Point):
-    """Its episodes begin as they please when the file `changed` is there: they end, or refuse, the step that it names."""
+class Wide(Point):
+    """Observes 6000 numbers."""
 
-    def step(self, action):
-        obs, reward, terminated, *rest = super().step(action)
-        change = Path("changed").read_text() if Path("changed").exists() else ""
-        if change == "refuses" and self.count == 2 and not Path("refused").exists():
-            Path("refused").touch()
-            raise ValueError("no such move")
-        return obs, reward, terminated or (change == "ends" and self.count == 2), *rest
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (6000,))
+
+    def observe(self):
+        return np.full(6000, self.position, np.float32)
 
 
 class SameArray(Point):
@@ -184,7 +181,7 @@ for name, entry, options in (
     ("Scalar", Point, {"low": -2.0, "high": 4.0}),
     ("Start", Start, {}),
     ("RewardArray", RewardArray, {}),
-    ("Elsewhere", Elsewhere, {}),
+    ("Wide", Wide, {}),
     ("SameArray", SameArray, {}),
     ("Nested", Nested, {}),
     ("Held", Held, {"does": wait}),

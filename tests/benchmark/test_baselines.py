@@ -1,11 +1,14 @@
 """benchmark/baselines.py as users meet it: runs of each algorithm, kill and resume, evaluation, settings, mistakes."""
 
+import itertools
 import re
 import signal
 import subprocess
 import sys
+import time
 from operator import attrgetter
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
@@ -68,6 +71,31 @@ def test_run(call, algorithm, utd, empty):
     assert last._n_updates == 15 * utd
     changed = (first.replay_buffer.observations != last.replay_buffer.observations).any((1, 2))
     assert np.flatnonzero(changed).tolist() == [5, 6, 7, 8, 9]
+
+
+def test_no_bar_and_the_clock_set_back(call, monkeypatch):
+    """Seconds, speed and checkpoints do not depend on either."""
+    monkeypatch.setenv("TQDM_DISABLE", "1")
+    clock = itertools.count(2e9, -100)
+    monkeypatch.setattr(time, "time", lambda: next(clock))
+    call(*TINY, "--checkpoint-seconds", 0)
+    assert min(column("train.csv", "charts/wall_seconds")) >= 0 < min(column("train.csv", "charts/SPS"))
+    assert checkpoint("sac").num_timesteps == 210
+
+
+def test_weights_and_biases(call, capsys, monkeypatch):
+    """Two runs of one name are two; resuming finds its own; what is refused is one sentence, and leaves no directory."""
+    monkeypatch.setitem(sys.modules, "wandb", wandb := Mock())
+    call(*TINY, "--track")
+    call("--resume", RUN, "--total-timesteps", 215)
+    call(*TINY, "--track", "--run-root", "other")
+    first, second, other = (call.kwargs["id"] for call in wandb.init.call_args_list)
+    assert first == second != other
+    wandb.init.side_effect = RuntimeError("no key")
+    with pytest.raises(SystemExit, match="2"):
+        call(*TINY, "--track", "--run-root", "third")
+    assert "error: Weights & Biases cannot track this run: no key\n" in capsys.readouterr().err
+    assert list(Path("third").iterdir()) == []
 
 
 def test_initial_states(call):

@@ -131,6 +131,21 @@ def test_a_directory_that_cannot_be_read_is_named_and_left_out(make_runs, report
     assert "| Ant-v4 | good | 5,000 | 1 (1) |" in text
 
 
+def test_returns_that_are_nan_are_left_out_with_a_warning(make_runs, report):
+    folder = make_runs("Hopper-v4", "rac_sac", {5000: 1, 6000: float("nan"), 7000: float("nan")})
+    text = report()
+    assert f"{folder.name}: 2 evaluations with a return of NaN are left out" in text
+    assert "| Hopper-v4 | rac_sac | 5,000 | 1 (1) |" in text
+
+
+def test_links_are_followed_and_a_run_counts_once(make_runs, report, tmp_path):
+    folder = make_runs("Hopper-v4", "rac_sac", {5000: 1})
+    folder.rename(tmp_path / "elsewhere")
+    for name in ("one", "two"):
+        (tmp_path / "runs" / name).symlink_to(tmp_path / "elsewhere")
+    assert "| Hopper-v4 | rac_sac | 5,000 | 1 (1) |" in report()
+
+
 def test_a_row_that_a_kill_has_cut_is_left_out(make_runs, report):
     folder = make_runs("Hopper-v4", "rac_sac", {})
     (folder / "eval.csv").write_text(f"{HEADER}6000,3600,1234\n7000,3600,12")  # the beginning of another return

@@ -688,7 +688,8 @@ class Env(gym.Wrapper):
         obs, reward, terminated, truncated, info = self.env.step(to_bounds(action, self.low, self.high))
         if terminated not in (0, 1):
             raise TrainingError(f"the environment returned terminated {terminated!r}; it must be True or False")
-        return self.flat(obs), np.asarray(reward, float).item(), bool(terminated), bool(truncated), info
+        reward = getattr(reward, "item", lambda: reward)()  # a number, also of NumPy or torch, and then of the shape () or (1,)
+        return self.flat(obs), float(reward), bool(terminated), bool(truncated), info
 
     def flat(self, obs):
         """A copy: an environment may use its array again."""
@@ -999,7 +1000,9 @@ def new_run_dir(args: Args, device: torch.device) -> Path:
     try:
         run_dir.mkdir(parents=True)
     except OSError as error:
-        raise UserError(f"no run directory can be made ({error}); --resume goes on in an old one.") from None
+        raise UserError(
+            f"no run directory can be made: {error} (--resume goes on in one with a checkpoint.pt; delete one without)"
+        ) from None
     shutil.copy(__file__, run_dir)
     commit = None
     with suppress(OSError):  # no git here
@@ -1122,7 +1125,7 @@ load_policy = Policy  # of a run directory (as last evaluated), a policy.pt or a
 
 
 class Log:
-    """The rows of a run: appended to CSV files and, with --track, sent to Weights & Biases; UserError where that refuses."""
+    """The rows of a run: appended to CSV files and, with --track, sent to Weights & Biases; UserError if it refuses a new run."""
 
     def __init__(self, args: Args, run_dir: Path):
         self.run_dir = run_dir
@@ -1144,7 +1147,10 @@ class Log:
                 )
                 self.wandb.define_metric("*", step_metric="global_step")  # evaluations come later than their step
             except Exception as error:
-                raise UserError(f"Weights & Biases cannot track this run: {error}") from None
+                refused = f"Weights & Biases cannot track this run: {error!r:.300}"
+                if not args.resume:
+                    raise UserError(refused) from None
+                tell(refused)  # perhaps for the hour only
 
     def row(self, file: str, row: dict) -> None:
         with open(self.run_dir / file, "a", newline="") as out:
@@ -1161,7 +1167,7 @@ class Log:
                 getattr(self.wandb, method)(*values)
             except Exception as error:
                 self.wandb = None
-                with suppress(Exception):  # or else it fails again when the process ends
+                with suppress(Exception, SystemExit):  # or else it fails again when the process ends
                     sys.modules["wandb"].teardown()
                 tell(f"Weights & Biases fails, and the run goes on without it; the CSV files have all rows: {error!r:.150}")
 

@@ -244,18 +244,18 @@ class Protocol(BaseCallback):
 
 def start_tracking(args: Args, run_dir: Path, model):
     """The Weights & Biases run, of an id that is saved with the model; ValueError where it is refused."""
-    import wandb  # slow to import
-
     os.environ.setdefault("WANDB_PROJECT", "realistic-actor-critic")
     model.wandb_id = getattr(model, "wandb_id", os.urandom(8).hex())
     try:
+        import wandb  # slow to import
+
         tracker = wandb.init(name=run_dir.name, id=model.wandb_id, resume="allow", dir=run_dir, config=vars(args))
         tracker.define_metric("*", step_metric="global_step")
         return tracker
     except Exception as error:
         if not args.resume:
             shutil.rmtree(run_dir)
-        raise ValueError(f"Weights & Biases cannot track this run: {error}") from None
+        raise ValueError(f"Weights & Biases cannot track this run: {error!r:.300}") from None
 
 
 def train(args: Args, run_dir: Path, model, tracker) -> None:

@@ -130,7 +130,11 @@ def read_run(folder: Path) -> tuple[dict, dict, pd.DataFrame, int]:
 def load(folders: tuple[Path, ...]) -> tuple[pd.DataFrame, pd.DataFrame, list[str]]:
     """(runs, evaluations, warnings): a row for each run, and for each evaluation of each run."""
     found, warnings = [], []
-    paths = [folder / name for folder in folders for name in glob.glob("**/config.json", root_dir=folder, recursive=True)]
+    paths = [
+        folder / name
+        for folder in folders
+        for name in glob.glob("**/config.json", root_dir=folder, recursive=True, include_hidden=True)
+    ]
     for path in sorted({path.resolve(): path for path in paths}.values()):  # links are followed, a run counts once
         try:
             *run, lost = read_run(path.parent)

@@ -25,8 +25,8 @@ WRONG = (
     ("--buffer-size 10000000000000", r"buffer_size is 10000000000000; .* do not fit on cpu"),
     ("--cuda True", r"cuda is True; .*no CUDA device"),
     ("--eval-workers -1", r"eval_workers is -1; it must be at least 0"),
-    ("--run-root /dev/null", r"no run directory can be made \(.*Not a directory: .*/dev/null"),
-    ("--track --wandb-project-name a/b", r"Weights & Biases cannot track this run: Invalid project name 'a/b'"),
+    ("--run-root /dev/null", r"no run directory can be made: .*Not a directory: .*/dev/null"),
+    ("--track --wandb-project-name a/b", r"Weights & Biases cannot track this run: UsageError.*Invalid project name 'a/b'"),
     ("--resume nowhere", r"nowhere/checkpoint.pt cannot be read: .*No such file"),
     (f"--resume {ROOT}/policies/Ant-v4.pt", r"Ant-v4.pt/checkpoint.pt cannot be read"),
     ("--evaluate nowhere", r"nowhere cannot be read: .*No such file"),
@@ -54,7 +54,7 @@ def test_a_run_that_exists_already(cli):
     path = brief(cli, "run", "--total-timesteps", "1") / "checkpoint.pt"
     before = path.read_bytes()
     _, err = cli.call(*TINY, "--run-name", "run", code=2)
-    assert err == "error: no run directory can be made ([Errno 17] File exists: 'runs/run'); --resume goes on in an old one.\n"
+    assert re.fullmatch(r"error: no run directory can be made: .*File exists: 'runs/run' \(--resume .*\n", err)
     assert path.read_bytes() == before
 
 

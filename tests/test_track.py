@@ -45,6 +45,9 @@ def test_a_resumed_run_is_the_same_one(cli, wandb):
     assert first["name"] == second["name"] == other["name"] == "run"
     assert second["resume"] == "allow"
     assert first["config"]["utd"] == 1
+    wandb.init.side_effect = RuntimeError("no network")
+    _, err = cli.call("--resume", run_dir, "--total-timesteps", "220")
+    assert err.count("cannot track this run: RuntimeError('no network')") == 1
 
 
 @pytest.mark.parametrize("method", ["log", "finish"])

@@ -94,7 +94,7 @@ def test_weights_and_biases(call, capsys, monkeypatch):
     wandb.init.side_effect = RuntimeError("no key")
     with pytest.raises(SystemExit, match="2"):
         call(*TINY, "--track", "--run-root", "third")
-    assert "error: Weights & Biases cannot track this run: no key\n" in capsys.readouterr().err
+    assert "error: Weights & Biases cannot track this run: RuntimeError('no key')\n" in capsys.readouterr().err
     assert list(Path("third").iterdir()) == []
 
 

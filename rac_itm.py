@@ -829,7 +829,8 @@ def train(args: Args, stopped_by: list | tuple = (), defaults: Args | None = Non
             if is_last or (learned >= 0 and learned % args.eval_frequency == 0):
                 evaluator.submit(row_before_evaluation(args, agent, progress), copy_of(agent.actor))
             if args.snapshot_frequency and learned >= 0 and learned % args.snapshot_frequency == 0:
-                path, row = run_dir / "snapshots" / f"step-{progress.step}.pt", row_before_evaluation(args, agent, progress)
+                path = run_dir / "snapshots" / f"step-{progress.step}.pt"
+                row = row_before_evaluation(args, agent, progress)
                 save_policy(path, args, env, row, actor=copy_of(agent.actor), critic=copy_of(agent.critic))
             if is_last or episode_over or progress.step % 1000 == 0:
                 log.row("train.csv", training_row(learner, progress, logged, episode_over))
@@ -1018,9 +1019,7 @@ def new_run_dir(args: Args, device: torch.device) -> Path:
     try:
         run_dir.mkdir(parents=True)
     except OSError as error:
-        raise UserError(
-            f"no run directory can be made: {error} (--resume goes on in one with a checkpoint.pt; delete one without)"
-        ) from None
+        raise UserError(f"no run directory can be made: {error}") from None
     shutil.copy(__file__, run_dir)
     commit = None
     with suppress(OSError):  # no git here
@@ -1168,7 +1167,7 @@ class Log:
                 refused = f"Weights & Biases cannot track this run: {error!r:.300}"
                 if not args.resume:
                     raise UserError(refused) from None
-                tell(refused)  # perhaps for the hour only
+                tell(refused)  # an outage must not end a run that has begun
 
     def row(self, file: str, row: dict) -> None:
         with open(self.run_dir / file, "a", newline="") as out:

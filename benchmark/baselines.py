@@ -243,7 +243,7 @@ class Protocol(BaseCallback):
 
 
 def start_tracking(args: Args, run_dir: Path, model):
-    """The Weights & Biases run, of an id that is saved with the model; ValueError where it is refused."""
+    """The Weights & Biases run, of an id that is saved with the model; ValueError where a new run is refused."""
     os.environ.setdefault("WANDB_PROJECT", "realistic-actor-critic")
     model.wandb_id = getattr(model, "wandb_id", os.urandom(8).hex())
     try:
@@ -253,9 +253,11 @@ def start_tracking(args: Args, run_dir: Path, model):
         tracker.define_metric("*", step_metric="global_step")
         return tracker
     except Exception as error:
+        refused = f"Weights & Biases cannot track this run: {error!r:.300}"
         if not args.resume:
             shutil.rmtree(run_dir)
-        raise ValueError(f"Weights & Biases cannot track this run: {error!r:.300}") from None
+            raise ValueError(refused) from None
+        print(refused, file=sys.stderr)  # an outage must not end a run that has begun
 
 
 def train(args: Args, run_dir: Path, model, tracker) -> None:

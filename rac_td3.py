@@ -130,6 +130,7 @@ def fill_own_defaults(args: Args, env_name: str, action_dim: int) -> list:
     if args.eval_beta_max is None:
         args.eval_beta_max = args.train_beta_max
     return [
+        ("tau", 0 < args.tau <= 1, "above 0 and at most 1"),
         ("beta_min", 0 < args.beta_min <= args.explore_beta_max, "above 0 and at most explore_beta_max"),
         ("explore_beta_max", args.explore_beta_max <= args.train_beta_max, "at most train_beta_max"),
         ("train_beta_max", args.train_beta_max < math.inf, "finite"),
@@ -265,13 +266,13 @@ class CriticBatch(NamedTuple):
     beta: torch.Tensor  # (B,)
 
 
-def sample(replay, filled, position, uniform, low, high):
+def sample(replay, stored, position, uniform, low, high):
     """Rows of the filled part of the replay and a condition for each, by uniform numbers in [0, 1): position (S + B,), uniform
     (S + B, C) -> (S + B, 2*O + A + 2), (S + B, C).
 
     Position is float64: a float32 uniform has 24 bits, too few to index a million rows evenly.
     """
-    return replay[(position * filled).long()], drawn_condition(uniform, low, high)
+    return replay[(position * stored.clamp(max=len(replay))).long()], drawn_condition(uniform, low, high)
 
 
 class Adam(nn.Module):
@@ -290,16 +291,16 @@ class Adam(nn.Module):
 
 
 def adam_scales(count, lr, updates):
-    """Step size, root of the second moment's bias correction, and padding, of the next updates: (updates, 4). Count (1,) goes on.
+    """Step size, root of the second moment's bias correction, lr, number, of the next updates: (updates, 4). Count (1,) goes on.
 
-    In float64, for 1 - 0.999 has only four digits in float32. Two columns of padding let every row begin at a multiple of 16
-    bytes: Inductor's GPU code copies inputs that do not.
+    In float64, for 1 - 0.999 has only four digits in float32. Two more columns, the learning rate and the number of the update,
+    let every row begin at a multiple of 16 bytes: Inductor's GPU code copies inputs that do not.
     """
     t = count + torch.arange(1, updates + 1, device=count.device)
     count.add_(updates)
     step_size = lr / (1 - 0.9**t)
     root = (1 - 0.999**t).sqrt()
-    return torch.stack([step_size, root, t, t], 1).float()
+    return torch.stack([step_size, root, lr + 0 * t, t], 1).float()
 
 
 def adam_step(network, grads, adam, scales):
@@ -394,13 +395,20 @@ class Agent(nn.Module):
         super().__init__()
         self.args, self.obs_dim, self.action_dim = args, obs_dim, action_dim
         self.actor = make_actor(args, obs_dim, action_dim)
-        self.critic = Critic(args.num_critics, obs_dim, action_dim, args.hidden_dim)
+        self.critic = make_critic(args, obs_dim, action_dim)
         self.target = copy.deepcopy(self.critic)
         self.adam = nn.ModuleDict({name: Adam(getattr(self, name)) for name in ("critic", "actor")})
         self.register_buffer("metrics", torch.zeros(len(METRICS) + 1))  # sums since they were last read, and their number
         self.requires_grad_(False)  # gradients are taken by torch.func
         # Eager; Learner puts those of torch.compile in their place
         self.compiled = SimpleNamespace(**{function.__name__: function for function in COMPILED})
+
+    def observe(self, step, row, episodic_return, generator):
+        """What happens once an environment step, after it is stored and before what is learned from it: here nothing.
+
+        step counts from 1; row (2*O + A + 2,) of the replay; episodic_return where the episode has ended, else None. Called
+        outside compiled functions and CUDA graphs. Tensors of this module that it changes, it must change in place.
+        """
 
     def explore(self, obs, generator):
         """An action in [-1, 1] with a fresh beta from U2, and noise: obs (1, O) -> (1, A)."""
@@ -409,14 +417,14 @@ class Agent(nn.Module):
         noise = torch.randn(1, self.action_dim, **options)
         return (self.actor(obs, condition) + args.exploration_noise * noise).clamp(-1, 1)
 
-    def draw(self, replay, filled, generator) -> Drawn:
-        """All that is random in the updates of an environment step, betas from U1; filled (): rows in use, float64."""
+    def draw(self, replay, stored, generator) -> Drawn:
+        """All that is random in the updates of an environment step, betas from U1; stored (), float64: how many ever were."""
         args, options = self.args, {"generator": generator, "device": replay.device}
         samples = (args.utd + 1) * args.batch_size
         position = torch.rand(samples, dtype=torch.float64, **options)
         uniform = torch.rand(samples, CONDITIONS, **options)
         noise = args.policy_noise * torch.randn(args.utd * args.batch_size, self.action_dim, **options)
-        return Drawn(*self.compiled.sample(replay, filled, position, uniform, args.beta_min, args.train_beta_max), noise)
+        return Drawn(*self.compiled.sample(replay, stored, position, uniform, args.beta_min, args.train_beta_max), noise)
 
     def learn(self, drawn: Drawn, q_lr) -> None:
         """G updates of the critics, one of the actor; a function of the networks and of its arguments."""
@@ -449,6 +457,11 @@ def make_actor(args: Args, obs_dim: int, action_dim: int) -> Actor:
     return Actor(obs_dim, action_dim, args.hidden_dim)
 
 
+def make_critic(args: Args, obs_dim: int, action_dim: int) -> Critic:
+    """The critics as a run with these arguments has them."""
+    return Critic(args.num_critics, obs_dim, action_dim, args.hidden_dim)
+
+
 @torch.inference_mode()
 def deterministic_action(actor: Actor, obs, beta):
     """The action that is evaluated: obs (B, O), beta a number or (B,) -> (B, A) in [-1, 1]."""
@@ -470,9 +483,9 @@ class TrainingError(Exception):
 class Learner:
     """An agent on its device: replay, noise, compiled functions, CUDA graphs.
 
-    The replay is a float32 matrix with a row (obs, action, reward, terminated, next_obs) for each transition. All noise comes
-    from `generator`, outside the compiled functions: theirs would differ from eager ones. What changes over a run is a tensor,
-    for a captured graph does not notice when a number of Python changes.
+    The replay is a float32 matrix with a row (obs, action, reward, terminated, next_obs) for each transition; `stored` () counts
+    all that were ever stored. All noise comes from `generator`, outside the compiled functions: theirs would differ from eager
+    ones. What changes over a run is a tensor, for a captured graph does not notice when a number of Python changes.
     """
 
     def __init__(self, args: Args, obs_dim: int, action_dim: int, device: torch.device):
@@ -484,13 +497,15 @@ class Learner:
             self.replay = torch.empty(args.buffer_size, width, device=device)
         except RuntimeError:  # which is what allocators raise
             raise UserError(f"buffer_size is {args.buffer_size}; that many transitions do not fit on {device}.") from None
-        self.filled = torch.zeros((), dtype=torch.float64, device=device)
+        self.stored = torch.zeros((), dtype=torch.float64, device=device)
         self.q_lr = torch.zeros((), device=device)
         self.host_obs = torch.empty(1, obs_dim, pin_memory=device.type == "cuda")
         self.obs = torch.zeros(1, obs_dim, device=device)
         self.action = torch.zeros(1, action_dim, device=device)
         noise_seed = np.random.SeedSequence(args.seed).generate_state(1, np.uint64)  # apart from that of the weights
         self.generator = torch.Generator(device).manual_seed(int(noise_seed[0]))
+        # And torch's own, from which layers draw, such as nn.Dropout
+        self.generators = [self.generator, torch.default_generator, *torch.cuda.default_generators]
         # What act() and update() call: eager, or the replays of CUDA graphs
         self.run_act, self.run_update = self.act_once, self.update_once
         if args.compile:
@@ -498,13 +513,14 @@ class Learner:
             compiled = {function.__name__: torch.compile(function, **options) for function in COMPILED}
             self.agent.compiled = SimpleNamespace(**compiled)
 
-    def store(self, step: int, obs, action, reward, terminated, next_obs) -> None:
-        """Write the transition of environment step `step`, counted from 0, over the oldest one; TrainingError if not finite."""
+    def store(self, step: int, obs, action, reward, terminated, next_obs) -> torch.Tensor:
+        """Write the transition of environment step `step`, counted from 0, over the oldest one, and return its row of the replay;
+        TrainingError if it is not finite."""
         row = np.concatenate((obs, action, (reward, terminated), next_obs), dtype=np.float32)
         if not np.isfinite(row).all():
             raise TrainingError(f"not finite in float32: the environment's reward, {reward}, or an observation")
-        self.replay[step % len(self.replay)].copy_(torch.from_numpy(row))
-        self.filled.fill_(min(step + 1, len(self.replay)))
+        self.stored.fill_(step + 1)
+        return self.replay[step % len(self.replay)].copy_(torch.from_numpy(row))
 
     def random_action(self):
         """A uniformly random action in [-1, 1], (A,)."""
@@ -534,11 +550,16 @@ class Learner:
 
     @torch.no_grad()
     def update_once(self) -> None:
-        self.agent.learn(self.agent.draw(self.replay, self.filled, self.generator), self.q_lr)
+        self.agent.learn(self.agent.draw(self.replay, self.stored, self.generator), self.q_lr)
 
     def warm_up(self) -> "Learner":
-        """Act and update once, which compiles; on a GPU capture both as CUDA graphs. Nothing of it stays in the networks."""
+        """Act and update once, which compiles; on a GPU capture both as CUDA graphs. Nothing of it stays.
+
+        Before anything is stored: what it learns from is a transition of zeros.
+        """
         before = self.state()
+        self.replay[0].zero_()
+        self.stored.fill_(1)
         self.act_once()
         self.update_once()
         if self.args.cudagraphs and self.device.type == "cuda":
@@ -552,6 +573,7 @@ class Learner:
                 self.run_act, self.run_update = (self.captured(body, stream) for body in (self.act_once, self.update_once))
             torch.cuda.current_stream().wait_stream(stream)
         self.load_state(before)
+        self.stored.zero_()
         return self
 
     def captured(self, body, stream):
@@ -565,12 +587,13 @@ class Learner:
 
     def state(self) -> dict:
         """All that training changes but the replay, copied to the CPU."""
-        return {"agent": copy_of(self.agent), "generator": self.generator.get_state()}
+        return {"agent": copy_of(self.agent), "generators": [generator.get_state() for generator in self.generators]}
 
     def load_state(self, saved: dict) -> None:
         """Put back what state() gave."""
         self.agent.load_state_dict(saved["agent"])  # in place: captured graphs keep their addresses
-        self.generator.set_state(saved["generator"])
+        for generator, state in zip(self.generators, saved["generators"], strict=False):  # other GPUs may come and go
+            generator.set_state(state)
 
     def check_finite(self) -> None:
         """TrainingError where a loss since the last row of train.csv or a parameter is not finite; store() checks the replay."""
@@ -586,16 +609,20 @@ class Learner:
 
 
 def make_learner(args: Args, env: "Env", device: torch.device) -> Learner:
-    """A learner that is ready; where compiling or capturing fails, another one without, equal to --no-compile --no-cudagraphs."""
+    """A learner that is ready; where compiling or capturing fails, another one without, equal to --no-compile --no-cudagraphs.
+
+    What fails without, too, is an exception of the algorithm itself.
+    """
     try:
         return Learner(args, env.obs_dim, env.action_dim, device).warm_up()
     except Exception as error:
-        if isinstance(error, UserError) or not (args.compile or args.cudagraphs):
+        if not (args.compile or (args.cudagraphs and device.type == "cuda")):
             raise
-        reason = " ".join(str(error).split())[:150]
+        reason, _, place = " ".join(str(error).replace("^", "").split()).partition(" File ")
     # Outside the except: its error would keep the learner that has failed, and its memory.
-    tell(f"torch.compile or CUDA graphs do not work here, and the run goes on without, slower: {reason}")
-    return make_learner(replace(args, compile=False, cudagraphs=False), env, device)
+    learner = make_learner(replace(args, compile=False, cudagraphs=False), env, device)
+    tell(f"torch.compile or CUDA graphs do not work here, and the run goes on without, slower: {reason:.300} {place:.200}")
+    return learner
 
 
 class Env(gym.Wrapper):
@@ -723,11 +750,13 @@ def train(args: Args, stopped_by: list | tuple = (), defaults: Args | None = Non
             next_obs, reward, terminated, truncated, _ = env.step(action)
 
             # Store
-            learner.store(progress.step, obs, action, reward, terminated, next_obs)
+            row = learner.store(progress.step, obs, action, reward, terminated, next_obs)
             obs = next_obs
             progress.step += 1
             progress.actions.append(action.tolist())
             progress.episodic_return += reward
+            episode_over = terminated or truncated
+            agent.observe(progress.step, row, progress.episodic_return if episode_over else None, learner.generator)
 
             # Learn
             if progress.step > args.learning_starts:
@@ -737,7 +766,6 @@ def train(args: Args, stopped_by: list | tuple = (), defaults: Args | None = Non
             progress.seconds = time.monotonic() - start
             learned = progress.step - args.learning_starts  # environment steps with updates
             is_last = progress.step == args.total_timesteps
-            episode_over = terminated or truncated
             if learned == 0:
                 bar.initial = progress.step  # random steps say nothing of the time that is left
                 bar.start_t = bar.last_print_t = time.time()
@@ -816,7 +844,8 @@ def play_policy(args: Args, parameters: dict, condition: float, purpose: int = E
     With one thread and full precision, so that they are the same in a worker and in the training process.
     """
     envs = evaluation_envs(args.env_id, args.eval_episodes)
-    actor = make_actor(args, envs[0].obs_dim, envs[0].action_dim)
+    with torch.random.fork_rng(devices=[]):  # a resumed run does not repeat these draws
+        actor = make_actor(args, envs[0].obs_dim, envs[0].action_dim).eval()
     actor.load_state_dict({name: torch.from_numpy(array) for name, array in parameters.items()})
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     try:
@@ -1011,7 +1040,7 @@ def load_checkpoint(run_dir: Path, learner: Learner, evaluator: Evaluator) -> Pr
     learner.load_state(saved["learner"])
     learner.replay[: len(saved["replay"])] = saved["replay"]
     progress = Progress(**saved["progress"])
-    learner.filled.fill_(min(progress.step, len(learner.replay)))
+    learner.stored.fill_(progress.step)
     for row, parameters in saved["pending"]:
         evaluator.submit(row, copy.deepcopy(parameters))  # for the file will be replaced
     drop_rows(run_dir / "train.csv", progress.step)
@@ -1044,7 +1073,7 @@ class Policy:
         saved = load(Path(path, "policy.pt") if Path(path).is_dir() else Path(path), "evaluation")
         self.args = Args(**saved["args"])
         self.low, self.high = (bound.numpy() for bound in saved["bounds"])
-        self.actor = make_actor(self.args, saved["obs_dim"], self.low.size)
+        self.actor = make_actor(self.args, saved["obs_dim"], self.low.size).eval()
         self.actor.load_state_dict(saved["actor"])
         self.step, self.best = saved["evaluation"]["global_step"], saved["evaluation"].get(f"eval/best_{CONDITION}")
 
@@ -1148,7 +1177,6 @@ def completed(args: Args, env: Env) -> Args:
     for name, is_right, wanted in (
         *((name, (getattr(args, name) or 0) >= least, f"at least {least}") for name, least in AT_LEAST.items()),
         ("gamma", 0 < args.gamma <= 1, "above 0 and at most 1"),
-        ("tau", 0 < args.tau <= 1, "above 0 and at most 1"),
         ("cuda", not args.cuda or torch.cuda.is_available(), "False, for PyTorch finds no CUDA device here"),
         *own,
     ):
@@ -1174,8 +1202,9 @@ def resumed(args: Args, defaults: Args) -> Args:
     """The arguments of the run args.resume; those that are given now, which differ from `defaults`, take their place."""
     saved = load(Path(args.resume, "checkpoint.pt"), "replay", mmap=True)
     given = {name: value for name, value in vars(args).items() if value != getattr(defaults, name)}
-    args = Args(**{**saved["args"], **given})
-    check_unchanged(args, Args(**saved["args"]), RESUME_MAY_CHANGE)
+    before = Args(**saved["args"])
+    args = replace(before, **given)
+    check_unchanged(args, before, RESUME_MAY_CHANGE)
     if filecmp.cmpfiles(Path(__file__).parent, args.resume, [f"{SCRIPT}.py"], shallow=False)[1]:
         tell("the run goes on with a script that is not the one it began with, which its directory keeps")
     torch.set_num_threads(saved["threads"])  # before anything is compiled, for their number

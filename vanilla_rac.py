@@ -561,9 +561,8 @@ class Learner:
         self.args, self.device = args, device
         torch.manual_seed(args.seed)  # networks are made on the CPU: alike on every device
         self.agent = Agent(args, obs_dim, action_dim).to(device)
-        width = 2 * obs_dim + action_dim + 2
         try:
-            self.replay = torch.empty(args.buffer_size, width, device=device)
+            self.replay = torch.empty(args.buffer_size, 2 * obs_dim + action_dim + 2, device=device)
         except RuntimeError:  # which is what allocators raise
             raise UserError(f"buffer_size is {args.buffer_size}; that many transitions do not fit on {device}.") from None
         self.stored = torch.zeros((), dtype=torch.float64, device=device)
@@ -578,9 +577,8 @@ class Learner:
         # What act() and update() call: eager, or the replays of CUDA graphs
         self.run_act, self.run_update = self.act_once, self.update_once
         if args.compile:
-            options = {"fullgraph": True, "dynamic": False, "options": COMPILER_OPTIONS.get(device.type, {})}
-            compiled = {function.__name__: torch.compile(function, **options) for function in COMPILED}
-            self.agent.compiled = SimpleNamespace(**compiled)
+            make = partial(torch.compile, fullgraph=True, dynamic=False, options=COMPILER_OPTIONS.get(device.type, {}))
+            self.agent.compiled = SimpleNamespace(**{function.__name__: make(function) for function in COMPILED})
 
     def store(self, step: int, obs, action, reward, terminated, next_obs) -> torch.Tensor:
         """Write the transition of environment step `step`, counted from 0, over the oldest one, and return its row of the replay;
@@ -609,8 +607,8 @@ class Learner:
     def update(self, step: int) -> None:
         """All updates of environment step `step`, with the critics' learning rate warmed up linearly (equation 23)."""
         args = self.args
-        ramp = (args.learning_starts, max(args.q_lr_warmup_end, args.learning_starts + 1e-9))
-        self.q_lr.fill_(np.interp(step, ramp, (args.q_lr_init, args.q_lr)))
+        ramp = (args.learning_starts, args.q_lr_warmup_end)
+        self.q_lr.fill_(np.interp(step, ramp, (args.q_lr_init, args.q_lr)))  # past both it is q_lr, in whatever order they are
         self.run_update()
 
     @torch.no_grad()
@@ -687,10 +685,11 @@ def make_learner(args: Args, env: "Env", device: torch.device) -> Learner:
     except Exception as error:
         if not (args.compile or (args.cudagraphs and device.type == "cuda")):
             raise
-        reason, _, place = " ".join(str(error).replace("^", "").split()).partition(" File ")
+        reason, *places = " ".join(str(error).replace("^", "").split()).split(f'"{__file__}", ')
+        reason = " at ".join([reason[:300], *places[-1:]])  # the place that it names last: line 100, in function
     # Outside the except: its error would keep the learner that has failed, and its memory.
     learner = make_learner(replace(args, compile=False, cudagraphs=False), env, device)
-    tell(f"torch.compile or CUDA graphs do not work here, and the run goes on without, slower: {reason:.300} {place:.200}")
+    tell(f"torch.compile or CUDA graphs do not work here, and the run goes on without, slower: {reason:.400}")
     return learner
 
 
@@ -814,8 +813,7 @@ def train(args: Args, stopped_by: list | tuple = (), defaults: Args | None = Non
 
         while progress.step < args.total_timesteps and not stopped_by:
             # Act
-            random = progress.step < args.learning_starts
-            action = learner.random_action() if random else learner.act(obs)
+            action = learner.act(obs) if progress.step >= args.learning_starts else learner.random_action()
             next_obs, reward, terminated, truncated, _ = env.step(action)
 
             # Store

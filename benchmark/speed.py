@@ -88,12 +88,12 @@ def make_learner(options: Options, script: str, mode: str, precision: str) -> tu
     except module.UserError as error:
         sys.exit(f"error: {error}")
     learner = module.Learner(args, env.obs_dim, env.action_dim, module.set_up_torch(args))
+    if learner.device.type == "cuda":
+        learner.warm_up()  # captures the graphs; on a CPU the first turn compiles
     for step in range(ROWS):
         obs, next_obs = np.random.normal(size=(2, env.obs_dim))
         action = np.random.uniform(-1, 1, env.action_dim)
         learner.store(step, obs, action, np.random.normal(), False, next_obs)
-    if learner.device.type == "cuda":
-        learner.warm_up()  # captures the graphs; on a CPU the first turn compiles
     return env, learner
 
 

@@ -61,7 +61,7 @@ class Subject:
         sizes = (self.env.obs_dim, self.env.action_dim)
         self.actor = script.make_actor(args, *sizes).requires_grad_(False)
         self.actor.load_state_dict(content["actor"])
-        self.critic = script.Critic(args.num_critics, *sizes, args.hidden_dim).requires_grad_(False)
+        self.critic = script.make_critic(args, *sizes).requires_grad_(False)
         self.critic.load_state_dict(content["critic"])
 
     def act(self, obs: np.ndarray, explore: bool = False) -> tuple[np.ndarray, float]:

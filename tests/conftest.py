@@ -16,24 +16,37 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: several processes test at once, and networks are tiny
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = ("rac_sac", "rac_td3", "vanilla_rac", "rac_itm")
-CONDITIONS = {"rac_sac": "beta", "rac_td3": "beta", "vanilla_rac": "beta", "rac_itm": "k"}
 TINY = """--no-compile --total-timesteps 300 --learning-starts 100 --q-lr-warmup-end 200 --batch-size 16 --hidden-dim 8 --utd 2
 --num-critics 3 --buffer-size 250 --eval-frequency 100 --eval-episodes 2 --eval-workers 0""".split()
 if not importlib.util.find_spec("rliable"):  # of benchmark/requirements.txt
     collect_ignore_glob = ["benchmark/*"]
 needs_gpu = (pytest.mark.cuda, pytest.mark.skipif("not torch.cuda.is_available()", reason="needs a GPU"))
-every_script = pytest.mark.parametrize("cli", SCRIPTS, indirect=True)
-
+every_script = pytest.mark.every_script  # a test of the command line, for each script in turn
 
 # A fork in place of the scripts ---
-def pytest_addoption(parser):
-    parser.addoption("--script", type=Path, help="a fork of one of the scripts; test_method.py then tests its mathematics")
+OF_THE_FOUR = """test_targets_by_hand test_defaults test_ablations_and_redq test_wrong_calls test_actions_within_their_bounds
+test_a_program_without_a_guard test_a_return_that_is_no_number""".split()  # they know values, flags or functions of these scripts
+
+
+def pytest_collection_modifyitems(config, items):
+    """With --script only tests that any script can take."""
+    if config.getoption("--script"):
+        taken = [item for item in items if {"cli", "script"} & {*item.fixturenames} and item.originalname not in OF_THE_FOUR]
+        taken = [item for item in taken if "benchmark" not in item.keywords]
+        config.hook.pytest_deselected(items=[item for item in items if item not in taken])
+        items[:] = taken
+
+
+def scripts(config) -> list[Path]:
+    given = config.getoption("--script")
+    return [given.resolve()] if given else [ROOT / f"{name}.py" for name in SCRIPTS]
 
 
 def load_script(path: Path):
     """A script as a module, by its file."""
     name = path.stem
     if name not in sys.modules or Path(sys.modules[name].__file__) != path:
+        sys.path.insert(0, str(path.parent))  # for evaluation workers
         spec = importlib.util.spec_from_file_location(name, path)
         sys.modules[name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(sys.modules[name])
@@ -41,11 +54,13 @@ def load_script(path: Path):
 
 
 def pytest_generate_tests(metafunc):
-    """The argument `script` of a test: each of the four scripts as a module, or that of --script."""
+    """The argument `script` of a test: each of the four scripts as a module, or that of --script; `cli` likewise."""
+    paths = scripts(metafunc.config)
+    names = [path.stem for path in paths]
     if "script" in metafunc.fixturenames:
-        given = metafunc.config.getoption("--script")
-        paths = [given.resolve()] if given else [ROOT / f"{name}.py" for name in SCRIPTS]
-        metafunc.parametrize("script", [load_script(path) for path in paths], ids=lambda module: module.__name__)
+        metafunc.parametrize("script", [load_script(path) for path in paths], ids=names)
+    if metafunc.definition.get_closest_marker("every_script"):
+        metafunc.parametrize("cli", paths, indirect=True, ids=names)
 
 
 @pytest.fixture(autouse=True)
@@ -84,10 +99,17 @@ def handlers_of_signals():
 class CommandLine:
     """A script as users call it, in an empty folder: by its main() in this process, or in a process of its own."""
 
-    def __init__(self, name: str, folder: Path, monkeypatch, capsys):
-        self.name, self.folder, self.monkeypatch, self.capsys = name, folder, monkeypatch, capsys
-        self.path = ROOT / f"{name}.py"
-        self.script = load_script(self.path)
+    def __init__(self, path: Path, folder: Path, monkeypatch, capsys):
+        self.path, self.folder, self.monkeypatch, self.capsys = path, folder, monkeypatch, capsys
+        self.name = path.stem
+        self.script = load_script(path)
+        self.one_policy = ["--num-eval-policies", "1"] * hasattr(self.script.Args, "num_eval_policies")
+
+    def fork(self, old: str, new: str) -> "CommandLine":
+        """That of a copy with another text in place of `old`."""
+        path = self.folder.parent / "fork.py"
+        path.write_text(self.path.read_text().replace(old, new))
+        return CommandLine(path, self.folder, self.monkeypatch, self.capsys)
 
     def call(self, *arguments, code: int = 0) -> tuple[str, str]:
         """By main(), in this process, which saves the seconds in which a process imports torch: stdout, stderr."""
@@ -117,11 +139,12 @@ class CommandLine:
 
 @pytest.fixture
 def cli(request, tmp_path, monkeypatch, capsys) -> CommandLine:
-    """The command line of rac_sac.py, or of each script in turn where a test is marked with every_script."""
+    """The command line of rac_sac.py or of --script, of each script in turn where a test is marked with every_script."""
     monkeypatch.setenv("WANDB_MODE", "offline")
     folder = tmp_path / "work"
     folder.mkdir()
-    return CommandLine(getattr(request, "param", "rac_sac"), folder, monkeypatch, capsys)
+    path = getattr(request, "param", scripts(request.config)[0])
+    return CommandLine(ROOT / path, folder, monkeypatch, capsys)
 
 
 NUMBERS = itertools.count()  # an evaluating process keeps its environments by id

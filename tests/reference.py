@@ -1,14 +1,17 @@
 """The paper's equations in float64, written without the scripts: test_method.py compares the scripts with them.
 
 Values and targets are of single transitions, one after the other. Losses are sums of plain tensors, of which torch.autograd takes
-the gradient. The class of a script (Sac, Td3, Vanilla, Itm) says what it has of its own. A fork with another target changes its
-equation here. A fork with other layers changes nothing, for networks are called and not imitated.
+the gradient. The class of a script (Sac, Td3, Vanilla, Itm) says what it has of its own. Networks are called and not imitated: a
+fork with other layers changes nothing here, if its networks are called as before. For another target, loss or optimiser see HINT.
 """
 
 import math
 
 import torch
 from torch.distributions import Normal
+
+HINT = "a fork with a target, loss or optimiser of its own has to say so in reference.py: a class with what differs, in rule_of()"
+OPTIMIZER = torch.optim.Adam  # of PyTorch, with its defaults
 
 
 def upq_value(q, beta):
@@ -84,6 +87,17 @@ class Sac:
         """The next actions and what entropy adds to their value."""
         action, log_prob = self.policy(batch.next_obs, batch, batch.noise)
         return action, -self.alpha(batch) * log_prob
+
+    def next_q(self, action, batch):
+        """What target critics say of the next state: next actions (B, A) -> (N, B)."""
+        assert hasattr(self.agent, "target"), f"there is no agent.target; {HINT}: next_q() and after_an_update()"
+        return self.q(self.agent.target, batch.next_obs, action, batch)
+
+    def after_an_update(self):
+        """What follows an update of the critics: the Polyak step of the target critics, in place."""
+        tau = self.args.tau
+        for slow, fast in zip(self.agent.target.parameters(), self.agent.critic.parameters(), strict=True):
+            slow.data = (1 - tau) * slow.data + tau * fast.data
 
     def values(self, q_next, batch):
         """The next state's values by the target critics, of each transition: q_next (N, B) -> B numbers."""

@@ -1,12 +1,13 @@
 """On a GPU: captured updates, runs that are stopped and resumed, and policies where there is none."""
 
 import math
+import signal
 
 import pytest
 import torch
-from conftest import CONDITIONS, every_script, needs_gpu, read_rows
-from test_compiled import check_fast_way, make_learner, stop
-from test_resume import assert_same_run, brief, call, checkpoint_of
+from conftest import every_script, needs_gpu, read_rows
+from test_compiled import check_fast_way, make_learner
+from test_resume import assert_same_run, brief, call, checkpoint_of, stop
 
 pytestmark = [*needs_gpu, pytest.mark.slow]
 WAYS = [{"compile": True, "cudagraphs": False}, {"compile": False, "cudagraphs": True}, {"compile": True, "cudagraphs": True}]
@@ -22,7 +23,7 @@ def test_compiled_and_captured_are_eager(script, way):
 @every_script
 def test_stopped_resumed_and_evaluated(cli):
     """SIGTERM among the updates; a resumed run ends, and its policy plays the same where no GPU is seen."""
-    stop(cli, "run", "--compile", "--cuda", "True")
+    stop(cli, "run", 157, signal.SIGTERM, "--compile", "--cuda", "True")
     run_dir = cli.folder / "runs/run"
     assert checkpoint_of(run_dir)["device"] == "cuda"
     _, err = cli.call("--resume", run_dir)
@@ -37,7 +38,7 @@ def test_stopped_resumed_and_evaluated(cli):
     with_gpu, _ = cli.call("--evaluate", run_dir)
     process = cli.start("--evaluate", run_dir)
     assert process.communicate(timeout=300)[0] == with_gpu
-    assert with_gpu.startswith(CONDITIONS[cli.name])
+    assert with_gpu.startswith(cli.script.CONDITION)
 
 
 def test_a_capture_that_fails(cli):

@@ -23,15 +23,37 @@ def replay_of(run_dir: Path, action_dim: int = 1) -> dict:
 def test_what_is_learned_from(cli, env_id):
     """An observation is followed by the next one, also where one array holds both; only termination stops the bootstrap.
 
-    The last row of an episode has its own last observation, not the first one of the next.
+    The last row of an episode has its own last observation, not the first one of the next. The newest 120 transitions stand in
+    place of the oldest.
     """
-    replay = replay_of(brief(cli, "run", "--buffer-size", "200", env_id=f"toy_envs:{env_id}"))
-    counts = np.arange(200) % LENGTH
+    replay = replay_of(brief(cli, "run", env_id=f"toy_envs:{env_id}"))
+    counts = np.roll(np.arange(80, 200), 80) % LENGTH
     assert replay["obs"][:, 1].tolist() == counts.tolist()
     assert replay["next_obs"][:, 1].tolist() == (counts + 1).tolist()
     np.testing.assert_allclose(replay["reward"][:, 0], -abs(replay["next_obs"][:, 0] - 1), atol=1e-5)
     ends = (counts == LENGTH - 1) & (env_id == "Terminating-v0")
     assert replay["terminated"][:, 0].tolist() == ends.tolist()
+
+
+def test_random_start(cli):
+    """Actions before learning starts are uniform: Kolmogorov's test."""
+    actions = replay_of(brief(cli, "run", "--learning-starts", "200", "--buffer-size", "200"))["action"]
+    np.testing.assert_allclose(np.sort(actions[:, 0]), np.linspace(-1, 1, 200), atol=2 * 1.95 / np.sqrt(200))
+
+
+def test_what_an_agent_observes(cli):
+    """Each transition once, after it is stored, with the return where an episode has ended."""
+    rows, returns = [], {}
+
+    def observe(agent, step, row, episodic_return, generator):
+        rows.append(row.tolist())
+        returns[str(step)] = str(episodic_return or "")
+
+    cli.monkeypatch.setattr(cli.script.Agent, "observe", observe)
+    run_dir = brief(cli, "run", "--buffer-size", "200")
+    assert rows == checkpoint_of(run_dir)["replay"].tolist()
+    logged = {row["global_step"]: row["charts/episodic_return"] for row in read_rows(run_dir / "train.csv")}
+    assert returns == dict.fromkeys(map(str, range(1, 201)), "") | logged
 
 
 def test_observations_of_several_parts(cli):
@@ -42,7 +64,7 @@ def test_observations_of_several_parts(cli):
         assert replay["obs"][step].tolist() == [*np.eye(8)[count], count, 1, 2, 255, 0.5]
 
 
-@pytest.mark.parametrize("cli", ["rac_td3"], indirect=True)
+@pytest.mark.parametrize("cli", ["rac_td3.py"], indirect=True)
 @pytest.mark.parametrize("env_id", ["toy_envs:Far-v0", "toy_envs:Matrix-v0", "toy_envs:Scalar-v0"])
 def test_actions_within_their_bounds(cli, env_id):
     """Learned in [-1, 1]; the environment, which refuses others, gets them in its own bounds, shape and type."""
@@ -63,7 +85,7 @@ def test_rewards_of_one_number(cli):
 
 @pytest.mark.parametrize("env_id", ["Pendulum-v1", "Ant-v5"])
 def test_environments_of_gymnasium(cli, env_id):
-    run_dir = brief(cli, "run", "--eval-frequency", "200", "--num-eval-policies", "1", env_id=env_id)
+    run_dir = brief(cli, "run", "--eval-frequency", "200", *cli.one_policy, env_id=env_id)
     assert np.isfinite([float(row["eval/best_return"]) for row in read_rows(run_dir / "eval.csv")]).all()
 
 

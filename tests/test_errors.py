@@ -32,14 +32,14 @@ WRONG = (
     ("--evaluate nowhere", r"nowhere cannot be read: .*No such file"),
 )
 OF_OTHERS = (
-    ("rac_td3", "--explore-beta-max 0.9", r"explore_beta_max is 0.9; .*train_beta_max"),
-    ("rac_td3", f"--evaluate {ROOT}/policies/Hopper-v4.pt", r"Hopper-v4.pt was written by rac_sac.py; use that script"),
-    ("vanilla_rac", "--beta -0.1", r"beta is -0.1; "),
-    ("vanilla_rac", "--min-size 4", r"min_size is 4.0; .*num_critics"),
-    ("rac_itm", "--train-k-max 3.5", r"train_k_max is 3.5; .*num_critics"),
-    ("rac_itm", "--explore-k-max 2.5", r"explore_k_max is 2.5; .*train_k_max"),
+    ("rac_td3.py", "--explore-beta-max 0.9", r"explore_beta_max is 0.9; .*train_beta_max"),
+    ("rac_td3.py", f"--evaluate {ROOT}/policies/Hopper-v4.pt", r"Hopper-v4.pt was written by rac_sac.py; use that script"),
+    ("vanilla_rac.py", "--beta -0.1", r"beta is -0.1; "),
+    ("vanilla_rac.py", "--min-size 4", r"min_size is 4.0; .*num_critics"),
+    ("rac_itm.py", "--train-k-max 3.5", r"train_k_max is 3.5; .*num_critics"),
+    ("rac_itm.py", "--explore-k-max 2.5", r"explore_k_max is 2.5; .*train_k_max"),
 )
-CALLS = (*(("rac_sac", *wrong) for wrong in WRONG), *OF_OTHERS)
+CALLS = (*(("rac_sac.py", *wrong) for wrong in WRONG), *OF_OTHERS)
 
 
 @pytest.mark.parametrize("cli, arguments, sentence", CALLS, indirect=["cli"])

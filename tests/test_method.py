@@ -1,4 +1,4 @@
-"""The mathematics of all four scripts against float64, or of a copy of one: pytest tests/test_method.py --script my_rac.py
+"""The mathematics of all four scripts against float64, or of a fork: pytest --script my_rac.py
 
 A script draws all that is random in the updates of an environment step in one place, agent.draw(), and agent.learn() is a
 function of that. So the same step can be done by torch.autograd and torch.optim.Adam, and where every parameter went compared.
@@ -118,37 +118,41 @@ def test_minimum_over_a_random_subset(script, members):
 
 # Networks ---
 def test_log_probability(script):
-    """Against torch.distributions, by its integral over actions, and far out, where log(1 - tanh(u)^2) is log 4 - 2 |u|."""
+    """Against torch.distributions, and far out, where log(1 - tanh(u)^2) is log 4 - 2 |u|; log_std is clamped."""
     squashed_gaussian = function_of(script, "squashed_gaussian")
     mean, log_std, noise = 0.5 * torch.randn(3, 200, ACT, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     action, log_prob = squashed_gaussian(mean, log_std, noise)
     known = TransformedDistribution(Normal(mean, log_std.exp()), TanhTransform()).log_prob(action).sum(1)
     torch.testing.assert_close(log_prob, known, rtol=1e-9, atol=1e-9)
 
-    action = torch.linspace(-1, 1, 40_001, dtype=torch.float64)[1:-1, None]
-    mean, log_std = torch.tensor([0.7, -0.5], dtype=torch.float64)
-    _, log_prob = squashed_gaussian(mean, log_std, (action.atanh() - mean) / log_std.exp())
-    assert log_prob.exp().sum().item() / 20_000 == pytest.approx(1, abs=1e-4)
-
-    _, log_prob = squashed_gaussian(0 * mean, 0 * log_std, torch.tensor([[40.0], [-40.0]]))
+    _, log_prob = squashed_gaussian(*torch.zeros(2, 2, 1), torch.tensor([[40.0], [-40.0]]))
     assert log_prob.tolist() == pytest.approx([-720 - 0.5 * math.log(2 * math.pi) - math.log(4)] * 2)
 
-    _, log_std = make_learner(script).agent.actor(1e6 * torch.randn(99, OBS), torch.ones(99, script.CONDITIONS))
+    actor = make_learner(script).agent.actor
+    for parameter in actor.parameters():
+        parameter *= 1000
+    _, log_std = actor(torch.randn(99, OBS), torch.ones(99, script.CONDITIONS))
     assert (log_std.min(), log_std.max()) == (-10, 2)
 
 
 def test_the_ensemble_is_separate_networks(script):
-    """Each member computed alone."""
-    critic = make_learner(script).agent.critic
-    for parameter in critic.parameters():
-        parameter.add_(0.1 * torch.randn_like(parameter))  # biases are zero at first
+    """The parameters of a member, the first dimension's entries in layers of any kind, move its values and no others."""
+    critic = make_learner(script).agent.critic.eval()
     inputs = torch.randn(20, OBS + ACT + script.CONDITIONS)
-    for member, q in enumerate(critic(inputs)):
-        x = inputs
-        for layer in critic:
-            ensemble = isinstance(layer, script.EnsembleLinear)
-            x = x @ layer.weight[member] + layer.bias[member] if ensemble else layer(x)
-        torch.testing.assert_close(x[:, 0], q)
+    for member, (name, parameter) in itertools.product(range(3), critic.named_parameters()):
+        before = critic(inputs)
+        parameter[member] += torch.randn_like(parameter[member])
+        moved = (critic(inputs) != before).any(1)
+        assert moved.tolist() == [each == member for each in range(3)], f"{name} of member {member} moves others, or not its own"
+
+
+@pytest.mark.parametrize("width", [1, 5])
+def test_a_layer_of_the_ensemble(script, width):
+    """A product and a bias for each member, of an input that they share, or one each."""
+    layer = script.EnsembleLinear(3, 4, width)
+    torch.nn.init.normal_(layer.bias)  # it is zero at first
+    for x in (torch.randn(6, 4), torch.randn(3, 6, 4)):
+        torch.testing.assert_close(layer(x), torch.matmul(x, layer.weight) + layer.bias)
 
 
 def test_initial_weights(script):
@@ -163,7 +167,8 @@ def test_initial_weights(script):
                 assert layer.weight.flatten(1).corrcoef().fill_diagonal_(0).abs().max() < 0.5
             else:
                 assert_uniform(layer.bias, -bound, bound)
-    assert all(map(torch.equal, agent.target.parameters(), agent.critic.parameters()))
+    if hasattr(agent, "target"):
+        assert all(map(torch.equal, agent.target.parameters(), agent.critic.parameters()))
 
 
 # One environment step ---
@@ -184,14 +189,14 @@ def test_an_environment_step(script):
             for step in range(101, 106):
                 learner.update(step)  # targets and moments of their own
             drawn, q_lr = drawn_by(learner)
-            drawn = drawn._make(tensor.double() for tensor in drawn)
-            before, agent = learner.agent.state_dict(), copy.deepcopy(learner.agent).double()
+            drawn = drawn._make(tensor.double() if tensor.is_floating_point() else tensor for tensor in drawn)
+            before, agent = learner.agent.state_dict(), copy.deepcopy(learner.agent).double().eval()
             exact = exact_step(script, copy.deepcopy(agent), drawn, q_lr).state_dict()
             agent.learn(drawn, q_lr)
             for name, got in agent.state_dict().items():
                 if name != "metrics":
-                    step, error = (exact[name] - before[name]).norm(), (got - exact[name]).norm()
-                    assert error <= 1e-6 * step, f"{name} with {options}: {error / step:.1e}"
+                    step, error = ((one - exact[name]).double().norm() for one in (before[name], got))
+                    assert error <= 1e-6 * step, f"{name} with {options} is off by {error / step:.1e} of a step; {reference.HINT}"
 
 
 def exact_step(script, agent, drawn, q_lr):
@@ -201,11 +206,10 @@ def exact_step(script, agent, drawn, q_lr):
     for batch in critic_batches:
         with torch.no_grad():
             next_action, bonus = rule.next_action(batch)
-            values = rule.values(rule.q(agent.target, batch.next_obs, next_action, batch), batch)
+            values = rule.values(rule.next_q(next_action, batch), batch)
         y = reference.target(values, batch.reward, batch.terminated, args.gamma, bonus)
         adam_step(agent, "critic", reference.critic_loss(rule.q(agent.critic, batch.obs, batch.action, batch), y), q_lr)
-        for slow, fast in zip(agent.target.parameters(), agent.critic.parameters(), strict=True):
-            slow.data = (1 - args.tau) * slow.data + args.tau * fast.data
+        rule.after_an_update()
     adam_step(agent, "actor", rule.actor_loss(last_batch), args.policy_lr)
     if getattr(args, "autotune", False):
         adam_step(agent, "temperature", rule.temperature_loss(last_batch), args.alpha_lr)
@@ -226,9 +230,9 @@ def minibatches(args, drawn):
 
 
 def adam_step(agent, name, loss, lr):
-    """One step of torch.optim.Adam, which goes on from the agent's moments and changes them."""
+    """One step of the optimiser, which goes on from the agent's moments and changes them."""
     parameters, state = list(getattr(agent, name).parameters()), agent.adam[name]
-    optimizer = torch.optim.Adam(parameters, lr)
+    optimizer = reference.OPTIMIZER(parameters, lr)
     moments = zip(state.first.parameters(), state.second.parameters(), strict=True)
     gradients = torch.autograd.grad(loss, parameters)
     for parameter, gradient, (first, second) in zip(parameters, gradients, moments, strict=True):
@@ -236,6 +240,12 @@ def adam_step(agent, name, loss, lr):
         optimizer.state[parameter] = {"step": state.count[0].clone(), "exp_avg": first.data, "exp_avg_sq": second.data}
     optimizer.step()
     state.count += 1
+
+
+def test_what_a_step_of_adam_knows(script):
+    """Beside its scales the learning rate, which weight decay needs, and which update it is."""
+    scales = script.adam_scales(torch.ones(1, dtype=torch.float64), torch.tensor(0.5), 2)
+    assert scales[:, 2:].tolist() == [[0.5, 2], [0.5, 3]]
 
 
 def test_learning_rate_of_the_critics(script):
@@ -251,7 +261,9 @@ def test_learning_rate_of_the_critics(script):
 @pytest.mark.parametrize("transitions", [20, CAPACITY, 120])
 def test_rows_are_drawn_uniformly(script, transitions):
     """Of the transitions stored last, whole, as many as the replay holds."""
-    drawn, _ = drawn_by(make_learner(script, transitions, utd=20, batch_size=100))
+    learner = make_learner(script, transitions, utd=20, batch_size=100)
+    assert learner.stored == transitions  # by which a fork knows their age
+    drawn, _ = drawn_by(learner)
     matches = (drawn.rows[:, None] == stored(transitions)).all(2)  # (S + B, transitions)
     assert matches.any(1).all()
     index = matches.int().argmax(1)
@@ -272,6 +284,19 @@ def test_what_an_environment_step_draws(script):
         assert drawn.size.unique().tolist() == [1, 2]
         assert drawn.size.mean().item() == pytest.approx(1.5, abs=0.15)
     assert not any(map(torch.equal, drawn, later))
+
+
+def test_the_warm_up(script):
+    """It learns from one transition, of zeros, and leaves nothing."""
+    learner = make_learner(script, transitions=0)
+    learner.replay.fill_(torch.nan)
+    before, seen = learner.state(), []
+    with mock.patch.object(
+        learner.agent, "learn", lambda drawn, _: seen.append((drawn.rows.any().item(), learner.stored.item()))
+    ):
+        learner.warm_up()
+    assert (seen, learner.stored) == ([(False, 1)], 0)
+    torch.testing.assert_close(learner.state(), before, rtol=0, atol=0)
 
 
 def test_exploring(script):

@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import CONDITIONS, ROOT, TINY, every_script
+from conftest import ROOT, TINY, every_script
 from test_resume import brief
 
 import rac_sac
@@ -38,7 +38,7 @@ def test_evaluate(cli):
     """What members of the family return on fresh episodes, printed and written; the one that was best in training is marked."""
     run_dir = brief(cli, "run")
     policy = cli.script.load_policy(run_dir)
-    name = CONDITIONS[cli.name]
+    name = cli.script.CONDITION
     lines, rows = [], []
     for value in cli.script.eval_conditions(policy.args):
         episodes = play(partial(policy, **{name: value}), "toy_envs:Point-v0", range(FRESH, FRESH + 3))
@@ -81,7 +81,7 @@ def untrained(cli) -> Path:
 def test_actions(cli):
     """Of one observation, a batch or no rows, in the environment's shape and bounds; a condition for all, or one for each."""
     policy = cli.script.load_policy(untrained(cli))
-    name = CONDITIONS[cli.name]
+    name = cli.script.CONDITION
     space = gym.make("toy_envs:Matrix-v0").action_space
     obs = np.random.default_rng(0).normal(size=(6, 2)) * np.logspace(-1, 6, 6)[:, None]
     actions = policy(obs)
@@ -89,7 +89,7 @@ def test_actions(cli):
     assert all(space.contains(action) for action in [*actions, policy(obs[0])])
     np.testing.assert_allclose(policy(obs, **{name: policy.best}), actions)
     low, high = (policy(obs, **{name: value}) for value in (1.1, 1.9))
-    assert np.allclose(low, high, rtol=1e-4) == (cli.name == "vanilla_rac")
+    assert np.allclose(low, high, rtol=1e-4) == (cli.script.CONDITIONS == 0)
     mixed = policy(obs, **{name: [1.1, 1.9, 1.1, 1.9, 1.1, 1.9]})
     np.testing.assert_allclose(mixed, np.where(np.arange(6)[:, None, None] % 2, high, low), rtol=1e-4)
     np.testing.assert_allclose(policy(obs[3], **{name: 1.9}), high[3], rtol=1e-4)
@@ -99,7 +99,7 @@ def test_actions(cli):
 
 def test_a_policy_is_independent_of_its_file(cli):
     path = untrained(cli) / "policy.pt"
-    policy = rac_sac.load_policy(path)
+    policy = cli.script.load_policy(path)
     before = policy(np.ones(2))
     with open(path, "r+b") as file:
         file.write(bytes(path.stat().st_size))
@@ -111,9 +111,9 @@ def test_a_strangers_file_runs_no_code(cli):
         def __reduce__(self):
             return Path.touch, (cli.folder / "evil",)
 
-    torch.save({"script": "rac_sac", "evaluation": Evil()}, cli.folder / "odd.pt")
-    with pytest.raises(rac_sac.UserError, match="cannot be read"):
-        rac_sac.load_policy(cli.folder / "odd.pt")
+    torch.save({"script": cli.name, "evaluation": Evil()}, cli.folder / "odd.pt")
+    with pytest.raises(cli.script.UserError, match="cannot be read"):
+        cli.script.load_policy(cli.folder / "odd.pt")
     assert not (cli.folder / "evil").exists()
 
 

@@ -1,9 +1,11 @@
 """What holds the project's files together."""
 
 import ast
-import importlib
 import re
+import subprocess
+import sys
 import tomllib
+from pathlib import Path
 
 import pytest
 from conftest import ROOT, SCRIPTS
@@ -30,13 +32,26 @@ def test_readme_has_the_two_commands():
     assert "pip install -r requirements.txt && pytest" in readme
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_every_argument_is_used(name):
+def test_every_argument_is_used(script):
     """By its name as an attribute of arguments (args, asked or saved ones)."""
-    module, tree = importlib.import_module(name), ast.parse((ROOT / f"{name}.py").read_text())
+    tree = ast.parse(Path(script.__file__).read_text())
     attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
     used = {node.attr for node in attributes if ast.unparse(node.value).split(".")[-1] in ("args", "asked", "saved")}
-    assert vars(module.Args()).keys() - used == set()
+    assert vars(script.Args()).keys() - used == set()
+
+
+@pytest.mark.slow
+def test_a_fork_is_tested(tmp_path):
+    """By --script: one that cannot train fails every test of resuming."""
+    fork = tmp_path / "my_rac.py"
+    fork.write_text(
+        (ROOT / "rac_sac.py")
+        .read_text()
+        .replace("    device = torch.device(", "    raise KeyError('mine')\n    device = torch.device(")
+    )
+    command = [sys.executable, "-m", "pytest", "-n", "0", "tests/test_resume.py", "--script", fork]
+    out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+    assert re.search(r"^=+ \d\d failed, \d+ deselected in .*s =+$", out, re.M), out
 
 
 def test_every_experiment_is_in_the_readme(monkeypatch):

@@ -44,10 +44,10 @@ def brief(cli, name: str, *arguments, env_id: str = "toy_envs:Point-v0") -> Path
     return cli.train(name, *BRIEF, *arguments, env_id=env_id)
 
 
-def stop(cli, name: str, step: int, number: int = signal.SIGTERM) -> str:
+def stop(cli, name: str, step: int, number: int = signal.SIGTERM, *arguments) -> str:
     """A run that gets a signal in the middle of a step; what it prints."""
     cli.monkeypatch.setattr(Point, "events", {step: lambda: os.kill(os.getpid(), number)})
-    out, _ = call(cli, name, code=128 + number)
+    out, _ = call(cli, name, *arguments, code=128 + number)
     assert checkpoint_of(cli.folder / "runs" / name)["progress"]["step"] == step
     return out
 
@@ -70,6 +70,15 @@ def test_in_the_middle_of_an_episode_with_a_wrapped_replay(cli):
     stop(cli, "cut", 157)
     cli.call("--resume", "runs/cut")
     assert_same_run(brief(cli, "whole"), cli.folder / "runs/cut")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_layers_that_draw(cli, workers):
+    """A fork with dropout, in the actor too, which is evaluated without."""
+    fork = cli.fork("nn.ReLU()", "nn.Sequential(nn.ReLU(), nn.Dropout(0.1))")
+    stop(fork, "cut", 157, signal.SIGTERM, "--eval-workers", workers)
+    fork.call("--resume", "runs/cut")
+    assert_same_run(brief(fork, "whole"), fork.folder / "runs/cut")
 
 
 @contextlib.contextmanager
@@ -174,8 +183,8 @@ def test_memory_at_a_checkpoint(cli):
 
     reset = partial(Path("/proc/self/clear_refs").write_text, "5")  # to what is resident now
     cli.monkeypatch.setattr(Point, "events", {1000: reset, 1001: peak})
-    options = "--total-timesteps 1002 --learning-starts 1002 --buffer-size 1002 --num-eval-policies 1"
-    run_dir = brief(cli, "run", *options.split(), env_id="toy_envs:Wide-v0")
+    options = "--total-timesteps 1002 --learning-starts 1002 --buffer-size 1002".split()
+    run_dir = brief(cli, "run", *options, *cli.one_policy, env_id="toy_envs:Wide-v0")
     peak()
     assert checkpoint_of(run_dir)["replay"].nbytes > 48e6
     assert peaks[1] - peaks[0] < 24
@@ -195,15 +204,11 @@ def test_an_episode_that_does_not_follow_from_its_seed(cli, change):
 
 
 # What resuming takes ---
-def test_more_steps(cli):
-    """A run that is prolonged is one that was longer from the start, but for one row more in train.csv at its old end."""
-    cut = brief(cli, "cut", "--total-timesteps", "150")
-    cli.call("--resume", cut, "--total-timesteps", "200")
-    assert_same_run(brief(cli, "whole"), cut, ("eval.csv",))
-
-
 def test_from_python(cli):
-    """The fields that are not at their defaults count as given."""
+    """The fields that are not at their defaults count as given.
+
+    A run that is prolonged is one that was longer from the start, but for one row more in train.csv at its old end.
+    """
     cut = brief(cli, "cut", "--total-timesteps", "150")
     Args, train = cli.script.Args, cli.script.train
     with pytest.raises(cli.script.UserError, match="utd cannot change"):

@@ -46,6 +46,7 @@ def test_defaults(cli):
     args = vars(cli.script.Args())
     expected = COMMON | OWN[cli.name]
     assert {name: args[name] for name in expected} == expected
+    assert ("k" if cli.name == "rac_itm" else "beta") == cli.script.CONDITION
     small = {"num_critics": 2, "hidden_dim": 1, "compile": False, "eval_workers": 0}
     cli.monkeypatch.chdir(cli.folder)
     for env_id, (steps, capacity, beta, target_entropy) in BY_ENVIRONMENT.items():
@@ -56,14 +57,10 @@ def test_defaults(cli):
         assert {name: args.get(name, value) for name, value in expected.items()} == expected
 
 
-def source_of(name: str) -> str:
-    return (ROOT / f"{name}.py").read_text()
-
-
 def test_common_text():
     """What follows the method is the same in all four scripts."""
     marker = re.compile(r"^# -+ from here on the same in all four scripts -+\n", re.M)
-    own, common = zip(*(marker.split(source_of(name)) for name in SCRIPTS), strict=True)
+    own, common = zip(*(marker.split((ROOT / f"{name}.py").read_text()) for name in SCRIPTS), strict=True)
     assert len(set(own)) == 4
     assert len(set(common)) == 1
     assert "def main" in common[0]
@@ -75,7 +72,7 @@ def test_help(cli):
     cli.monkeypatch.setenv("COLUMNS", "400")
     text = " ".join(cli.call("--help")[0].split())
     assert cli.script.__doc__.split("\n")[0] in text
-    arguments = re.findall(r"^    (\w+): .* = .*?  # (.*)$", source_of(cli.name).split("@dataclass")[1], re.M)
+    arguments = re.findall(r"^    (\w+): .* = .*?  # (.*)$", cli.path.read_text().split("@dataclass")[1], re.M)
     assert {name for name, _ in arguments} == vars(cli.script.Args()).keys()
     for name, comment in arguments:
         assert f"--{name.replace('_', '-')}" in text
@@ -83,9 +80,9 @@ def test_help(cli):
 
 
 VARIANTS = (
-    ("rac_sac", "--no-temperature-network --initial-log-alpha -2 --alpha-lr 0", 0.135335),
-    ("rac_sac", "--no-autotune --alpha 0.1", 0.1),
-    ("vanilla_rac", "--target-rule in-target-min --min-size 2 --initial-log-alpha 0 --alpha-lr 0 --target-entropy -1", 1),
+    ("rac_sac.py", "--no-temperature-network --initial-log-alpha -2 --alpha-lr 0", 0.135335),
+    ("rac_sac.py", "--no-autotune --alpha 0.1", 0.1),
+    ("vanilla_rac.py", "--target-rule in-target-min --min-size 2 --initial-log-alpha 0 --alpha-lr 0 --target-entropy -1", 1),
 )
 
 

@@ -5,7 +5,7 @@ import sys
 from unittest.mock import Mock
 
 import pytest
-from conftest import CONDITIONS, TINY, environment, every_script, last_step, read_rows, wait_until
+from conftest import TINY, environment, every_script, last_step, read_rows, wait_until
 from test_resume import BRIEF, assert_same_run, brief, call
 
 
@@ -29,7 +29,7 @@ def test_rows(cli, wandb):
         assert {column: float(cell) for column, cell in row.items() if cell} in logged
     names = set().union(*logged)
     assert names >= {"global_step", "charts/SPS", "charts/episodic_return", "charts/episodic_length"}
-    assert names >= {"losses/qf_loss", "losses/qf_values", "losses/actor_loss", f"eval/best_{CONDITIONS[cli.name]}"}
+    assert names >= {"losses/qf_loss", "losses/qf_values", "losses/actor_loss", f"eval/best_{cli.script.CONDITION}"}
     run.define_metric.assert_called_once_with("*", step_metric="global_step")
     run.finish.assert_called_once_with()
 

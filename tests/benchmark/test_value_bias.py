@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import CONDITIONS, ROOT, every_script
+from conftest import ROOT, every_script
 from gymnasium.envs.mujoco.ant_v4 import AntEnv
 from gymnasium.envs.mujoco.hopper_v4 import HopperEnv
 from gymnasium.envs.mujoco.inverted_pendulum_v4 import InvertedPendulumEnv
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.benchmark
 GAMMA = 0.99
 Q = 10.0
 ONE_SNAPSHOT = "--snapshot-frequency 300 --learning-starts 300".split()  # at the end, of networks that have not learned
-only_td3 = pytest.mark.parametrize("cli", ["rac_td3"], indirect=True)
+only_td3 = pytest.mark.parametrize("cli", ["rac_td3.py"], indirect=True)
 
 
 class Clock(InvertedPendulumEnv):
@@ -109,7 +109,7 @@ def test_rows_of_a_run(cli, measure):
     """One for each snapshot; the same command measures only those that have none."""
     run = cli.train("run", "--total-timesteps", "300", "--snapshot-frequency", "100")
     rows = measure(run)
-    column = f"eval/best_{CONDITIONS[cli.name]}"
+    column = f"eval/best_{cli.script.CONDITION}"
     assert list(rows) == ["global_step", column, "eval/bias_mean", "eval/bias_std"]
     evaluations = pd.read_csv(run / "eval.csv", float_precision="round_trip")
     assert rows[["global_step", column]].equals(evaluations[["global_step", column]])

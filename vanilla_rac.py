@@ -446,7 +446,7 @@ COMPILER_OPTIONS = {  # of Inductor, by device
 
 # The algorithm ------------------------------------------------------------------------------------------------------------------
 class Agent(nn.Module):
-    """Networks, Adam's state, and what an environment step draws and learns. What changes over a run is a tensor of it."""
+    """Networks, Adam's state, and what an environment step draws and learns. What changes over a run is a buffer of it."""
 
     def __init__(self, args: Args, obs_dim: int, action_dim: int):
         super().__init__()
@@ -462,10 +462,10 @@ class Agent(nn.Module):
         self.compiled = SimpleNamespace(**{function.__name__: function for function in COMPILED})
 
     def observe(self, step, row, episodic_return, generator):
-        """What happens once an environment step, after it is stored and before what is learned from it: here nothing.
+        """What happens once an environment step, when it has been stored: here nothing.
 
         step counts from 1; row (2*O + A + 2,) of the replay; episodic_return where the episode has ended, else None. Called
-        outside compiled functions and CUDA graphs. Tensors of this module that it changes, it must change in place.
+        outside compiled functions and CUDA graphs. What it changes are parameters and buffers of this module, in place.
         """
 
     def explore(self, obs, generator):
@@ -607,8 +607,8 @@ class Learner:
     def update(self, step: int) -> None:
         """All updates of environment step `step`, with the critics' learning rate warmed up linearly (equation 23)."""
         args = self.args
-        ramp = (args.learning_starts, args.q_lr_warmup_end)
-        self.q_lr.fill_(np.interp(step, ramp, (args.q_lr_init, args.q_lr)))  # past both it is q_lr, in whatever order they are
+        # Past both steps it is q_lr, in whatever order they are
+        self.q_lr.fill_(np.interp(step, (args.learning_starts, args.q_lr_warmup_end), (args.q_lr_init, args.q_lr)))
         self.run_update()
 
     @torch.no_grad()
@@ -620,7 +620,7 @@ class Learner:
         self.agent.learn(self.agent.draw(self.replay, self.stored, self.generator), self.q_lr)
 
     def warm_up(self) -> "Learner":
-        """Act and update once, which compiles; on a GPU capture both as CUDA graphs. Nothing of it stays.
+        """Act and update once, which compiles; on a GPU capture both as CUDA graphs. Nothing of it stays in agent or generators.
 
         Before anything is stored: what it learns from is a transition of zeros.
         """
@@ -659,7 +659,8 @@ class Learner:
     def load_state(self, saved: dict) -> None:
         """Put back what state() gave."""
         self.agent.load_state_dict(saved["agent"])  # in place: captured graphs keep their addresses
-        for generator, state in zip(self.generators, saved["generators"], strict=False):  # other GPUs may come and go
+        states = saved.get("generators") or [saved["generator"]]  # as older checkpoints have it
+        for generator, state in zip(self.generators, states, strict=False):  # other GPUs may come and go
             generator.set_state(state)
 
     def check_finite(self) -> None:
@@ -685,11 +686,12 @@ def make_learner(args: Args, env: "Env", device: torch.device) -> Learner:
     except Exception as error:
         if not (args.compile or (args.cudagraphs and device.type == "cuda")):
             raise
-        reason, *places = " ".join(str(error).replace("^", "").split()).split(f'"{__file__}", ')
-        reason = " at ".join([reason[:300], *places[-1:]])  # the place that it names last: line 100, in function
+        text = str(error).partition("Set TORCHDYNAMO_VERBOSE")[0].replace("^", "")
+        reason, *places = " ".join(text.split()).split(f'"{__file__}", ')
+        reason = " ... at ".join([reason[:300], *places[-1:]])  # the place that it names last: line 100, in function
     # Outside the except: its error would keep the learner that has failed, and its memory.
     learner = make_learner(replace(args, compile=False, cudagraphs=False), env, device)
-    tell(f"torch.compile or CUDA graphs do not work here, and the run goes on without, slower: {reason:.400}")
+    tell(f"torch.compile or CUDA graphs do not work here, and the run goes on without, slower: {reason}")
     return learner
 
 
@@ -818,7 +820,6 @@ def train(args: Args, stopped_by: list | tuple = (), defaults: Args | None = Non
 
             # Store
             row = learner.store(progress.step, obs, action, reward, terminated, next_obs)
-            obs = next_obs
             progress.step += 1
             progress.actions.append(action.tolist())
             progress.episodic_return += reward
@@ -847,8 +848,7 @@ def train(args: Args, stopped_by: list | tuple = (), defaults: Args | None = Non
                 log.row("train.csv", training_row(learner, progress, logged, episode_over))
                 logged = (progress.step, progress.seconds)
                 collect()
-            if episode_over:
-                obs = next_episode()
+            obs = next_episode() if episode_over else next_obs
             if time.monotonic() - saved_at >= args.checkpoint_seconds:
                 save_checkpoint(run_dir, learner, progress, evaluator)
                 saved_at = time.monotonic()
@@ -1105,8 +1105,8 @@ def load_checkpoint(run_dir: Path, learner: Learner, evaluator: Evaluator) -> Pr
     """Go on from a checkpoint; rows of CSV files after it will come again and are dropped."""
     saved = load(run_dir / "checkpoint.pt", "replay", mmap=True)
     learner.load_state(saved["learner"])
-    learner.replay[: len(saved["replay"])] = saved["replay"]
     progress = Progress(**saved["progress"])
+    learner.replay[: progress.step] = saved["replay"]
     learner.stored.fill_(progress.step)
     for row, parameters in saved["pending"]:
         evaluator.submit(row, copy.deepcopy(parameters))  # for the file will be replaced
@@ -1379,9 +1379,9 @@ def main() -> int:
         again = shlex.join(["python", sys.argv[0], "--resume", summary["run_dir"]])
         print(f"stopped at step {summary['step']}; go on with: {again}")
         return 128 + stopped_by[0]
-    last, best = summary["last"], summary["best"]
     print(
-        f"return {last['eval/best_return']:.1f} at the end, at best {best['eval/best_return']:.1f} at step {best['global_step']}"
+        f"return {summary['last']['eval/best_return']:.1f} at the end, at best "
+        f"{summary['best']['eval/best_return']:.1f} at step {summary['best']['global_step']}"
     )
     return 0
 

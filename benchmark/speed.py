@@ -162,7 +162,8 @@ def time_script(env, learner, precision: str, options: Options) -> dict:
     for step in range(ROWS, ROWS + options.loop_steps):
         action = learner.act(obs)
         next_obs, reward, terminated, truncated, _ = env.step(action)
-        learner.store(step, obs, action, reward, terminated, next_obs)
+        row = learner.store(step, obs, action, reward, terminated, next_obs)
+        learner.agent.observe(step + 1, row, None, learner.generator)
         learner.update(step)
         obs = env.reset()[0] if terminated or truncated else next_obs
     wait()

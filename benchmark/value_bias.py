@@ -59,9 +59,9 @@ class Subject:
         self.condition = script.played_condition(best, 1)
         self.alpha = content["evaluation"].get(f"eval/alpha_{best:.6g}", 0.0)
         sizes = (self.env.obs_dim, self.env.action_dim)
-        self.actor = script.make_actor(args, *sizes).requires_grad_(False)
+        self.actor = script.make_actor(args, *sizes).requires_grad_(False).eval()
         self.actor.load_state_dict(content["actor"])
-        self.critic = script.make_critic(args, *sizes).requires_grad_(False)
+        self.critic = script.make_critic(args, *sizes).requires_grad_(False).eval()
         self.critic.load_state_dict(content["critic"])
 
     def act(self, obs: np.ndarray, explore: bool = False) -> tuple[np.ndarray, float]:

@@ -10,7 +10,7 @@ import math
 import torch
 from torch.distributions import Normal
 
-HINT = "a fork with a target, loss or optimiser of its own has to say so in reference.py: a class with what differs, in rule_of()"
+HINT = "a fork's own target, loss or optimiser must stand in tests/reference.py too: as an equation, or as a class in rule_of()"
 OPTIMIZER = torch.optim.Adam  # of PyTorch, with its defaults
 
 
@@ -90,7 +90,7 @@ class Sac:
 
     def next_q(self, action, batch):
         """What target critics say of the next state: next actions (B, A) -> (N, B)."""
-        assert hasattr(self.agent, "target"), f"there is no agent.target; {HINT}: next_q() and after_an_update()"
+        assert hasattr(self.agent, "target"), f"there is no agent.target; {HINT}, with next_q() and after_an_update()"
         return self.q(self.agent.target, batch.next_obs, action, batch)
 
     def after_an_update(self):

@@ -75,8 +75,6 @@ def flags(words: list[str]) -> set[str]:
 
 def test_documents_are_checked():
     """The test above would find nothing to check if commands were written in another way."""
-    readme = commands(ROOT / "README.md")
-    assert "rac_sac.py --env-id Ant-v4 --utd 20" in readme
-    assert len(readme) > 8
+    assert len(commands(ROOT / "README.md")) > 8
     assert {"--cuda", "--no-cuda", "--repeats"} <= options_of(ROOT / "benchmark/speed.py")
     assert "--reward" not in options_of(ROOT / "rac_sac.py")  # a field of another class

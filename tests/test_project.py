@@ -59,5 +59,4 @@ def test_every_experiment_is_in_the_readme(monkeypatch):
     from run import EXPERIMENTS
 
     readme = (ROOT / "benchmark/README.md").read_text()
-    assert len(EXPERIMENTS) == 14
     assert all(f"| `{name}` |" in readme for name in EXPERIMENTS.keys() - {"smoke"})

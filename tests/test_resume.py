@@ -44,7 +44,7 @@ def brief(cli, name: str, *arguments, env_id: str = "toy_envs:Point-v0") -> Path
     return cli.train(name, *BRIEF, *arguments, env_id=env_id)
 
 
-def stop(cli, name: str, step: int, number: int = signal.SIGTERM, *arguments) -> str:
+def stop(cli, name: str, step: int, *arguments, number: int = signal.SIGTERM) -> str:
     """A run that gets a signal in the middle of a step; what it prints."""
     cli.monkeypatch.setattr(Point, "events", {step: lambda: os.kill(os.getpid(), number)})
     out, _ = call(cli, name, *arguments, code=128 + number)
@@ -57,7 +57,7 @@ def test_signals_write_a_checkpoint_and_say_how_to_go_on(cli):
     """In the random start, at its last step, before the last step; the run directory has a space in its name."""
     whole = brief(cli, "whole")
     for step, number in ((1, signal.SIGINT), (100, signal.SIGTERM), (199, signal.SIGHUP)):
-        out = stop(cli, f"cut {step}", step, number)
+        out = stop(cli, f"cut {step}", step, number=number)
         python, script, *arguments = shlex.split(re.search(rf"stopped at step {step}; go on with: (.*)", out)[1])
         assert (python, script) == ("python", str(cli.path))
         cli.call(*arguments)
@@ -76,9 +76,10 @@ def test_in_the_middle_of_an_episode_with_a_wrapped_replay(cli):
 def test_layers_that_draw(cli, workers):
     """A fork with dropout, in the actor too, which is evaluated without."""
     fork = cli.fork("nn.ReLU()", "nn.Sequential(nn.ReLU(), nn.Dropout(0.1))")
-    stop(fork, "cut", 157, signal.SIGTERM, "--eval-workers", workers)
+    stop(fork, "cut", 157, "--eval-workers", workers)
     fork.call("--resume", "runs/cut")
     assert_same_run(brief(fork, "whole"), fork.folder / "runs/cut")
+    assert not fork.script.load_policy(fork.folder / "runs/cut").actor.training
 
 
 @contextlib.contextmanager

@@ -389,7 +389,10 @@ COMPILER_OPTIONS = {  # of Inductor, by device
 
 # The algorithm ------------------------------------------------------------------------------------------------------------------
 class Agent(nn.Module):
-    """Networks, Adam's state, and what an environment step draws and learns. What changes over a run is a buffer of it."""
+    """Networks, Adam's state, and what an environment step draws and learns.
+
+    What changes over a run is a parameter or a buffer of it.
+    """
 
     def __init__(self, args: Args, obs_dim: int, action_dim: int):
         super().__init__()

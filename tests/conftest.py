@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: several processes test at once, and networks are tiny
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it in what they start in the background
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = ("rac_sac", "rac_td3", "vanilla_rac", "rac_itm")
 TINY = """--no-compile --total-timesteps 300 --learning-starts 100 --q-lr-warmup-end 200 --batch-size 16 --hidden-dim 8 --utd 2

@@ -73,10 +73,9 @@ def test_rows_of_training(cli):
     rows = read_rows(brief(cli, "run") / "train.csv")
     assert [int(row["global_step"]) for row in rows] == [*range(LENGTH, 200, LENGTH), 200]
     assert [row["charts/episodic_length"] for row in rows] == [str(LENGTH)] * (200 // LENGTH) + [""]
-    losses = {name for name in rows[0] if name.startswith("losses/")}
-    assert losses >= {f"losses/{name}" for name in ("qf_loss", "qf_values", "qf_std", "actor_loss")}
-    for name in losses:
-        assert [bool(row[name]) for row in rows] == [int(row["global_step"]) > 100 for row in rows]
+    of_entropy = ["alpha", "entropy", "alpha_loss"] * hasattr(cli.script.Args, "alpha_lr")
+    for name in ("qf_loss", "qf_values", "qf_std", "actor_loss", *of_entropy):
+        assert [bool(row[f"losses/{name}"]) for row in rows] == [int(row["global_step"]) > 100 for row in rows]
 
 
 # Evaluation ---

@@ -68,7 +68,7 @@ the last evaluation at or before it, less than one evaluation interval earlier."
 FINAL = "Table 1 of the paper, whose environments are -v3. Ours at the last step that all seeds have come to."
 SAMPLES = "Table 2 of the paper: the first step at which the mean over seeds reaches a return, as far as all seeds have come."
 BESIDE = """Published values (benchmark/published) are of one policy, and may be from up to a tenth fewer steps. The best other
-is the highest published mean of the algorithms without a column."""
+is the highest published mean of the algorithms without a column that have a value there."""
 INTERVALS = """Estimates have 95 % stratified bootstrap intervals (rliable), which say nothing where there is one seed. They are
 of the environments that all algorithms ran in, at the last step that all runs have come to:"""
 DRAWN = "Every seed thin, the mean thick where all seeds have come, published curves grey."
@@ -166,11 +166,14 @@ def paper(table: str, evaluations: pd.DataFrame) -> pd.DataFrame:
 
 
 def published(names: tuple[str, ...]) -> pd.DataFrame:
-    """Published curves, each as if it were a run; a point counts for steps up to a tenth later."""
+    """Published curves, each as if it were a run; a point counts for steps up to a tenth later.
+
+    A curve without a number of seeds, which was read from a figure, has no part in the best other.
+    """
     curves = pd.read_csv(PUBLISHED).rename(columns={"env_steps": STEP, "mean_return": RETURN})
     shown = curves["algorithm"].str.split(" ").str[0].isin(names)
     name = (curves["algorithm"] + ", published").where(shown, OTHER)
-    return curves.assign(exp_name=name, run=curves["algorithm"], interval=curves[STEP] / 9)
+    return curves.assign(exp_name=name, run=curves["algorithm"], interval=curves[STEP] / 9)[shown | curves["seeds"].notna()]
 
 
 # Values

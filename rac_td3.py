@@ -593,8 +593,7 @@ class Learner:
     def load_state(self, saved: dict) -> None:
         """Put back what state() gave."""
         self.agent.load_state_dict(saved["agent"])  # in place: captured graphs keep their addresses
-        states = saved.get("generators") or [saved["generator"]]  # as older checkpoints have it
-        for generator, state in zip(self.generators, states, strict=False):  # other GPUs may come and go
+        for generator, state in zip(self.generators, saved["generators"], strict=False):  # other GPUs may come and go
             generator.set_state(state)
 
     def check_finite(self) -> None:
@@ -611,21 +610,22 @@ class Learner:
 
 
 def make_learner(args: Args, env: "Env", device: torch.device) -> Learner:
-    """A learner that is ready; where compiling or capturing fails, another one without, equal to --no-compile --no-cudagraphs.
+    """A learner that is ready. Where capturing or compiling fails, a new one without CUDA graphs, then one that is eager, too.
 
-    What fails without, too, is an exception of the algorithm itself.
+    What fails without both is an exception of the algorithm itself.
     """
+    flag = "cudagraphs" if args.cudagraphs and device.type == "cuda" else "compile"
     try:
         return Learner(args, env.obs_dim, env.action_dim, device).warm_up()
     except Exception as error:
-        if not (args.compile or (args.cudagraphs and device.type == "cuda")):
+        if not getattr(args, flag):
             raise
         text = str(error).partition("Set TORCHDYNAMO_VERBOSE")[0].replace("^", "")
         reason, *places = " ".join(text.split()).split(f'"{__file__}", ')
         reason = " ... at ".join([reason[:300], *places[-1:]])  # the place that it names last: line 100, in function
     # Outside the except: its error would keep the learner that has failed, and its memory.
-    learner = make_learner(replace(args, compile=False, cudagraphs=False), env, device)
-    tell(f"torch.compile or CUDA graphs do not work here, and the run goes on without, slower: {reason}")
+    learner = make_learner(replace(args, **{flag: False}), env, device)
+    tell(f"updates with --{flag} do not work here, and the run goes on with --no-{flag}, slower: {reason}")
     return learner
 
 
@@ -699,7 +699,7 @@ def train(args: Args, stopped_by: list | tuple = (), defaults: Args | None = Non
     with ExitStack() as stack:
         if args.resume:
             args = resumed(args, defaults or Args())
-        env = stack.enter_context(closing(Env(args.env_id)))
+        env = stack.enter_context(Env(args.env_id))
         args = completed(args, env)
         device = set_up_torch(args)
         run_dir = Path(args.resume) if args.resume else new_run_dir(args, device)
@@ -730,7 +730,7 @@ def train(args: Args, stopped_by: list | tuple = (), defaults: Args | None = Non
                 if not progress.best or np.fmax(score, progress.best["eval/best_return"]) == score:  # NaN is below every number
                     progress.best = row
                     save_policy(run_dir / "best_policy.pt", args, env, row, actor=parameters)
-                bar.set_postfix_str(f"return {row['eval/best_return']:.0f} at step {row['global_step']}", refresh=False)
+                bar.set_postfix_str(f"return {score:.0f} at step {row['global_step']}", refresh=False)
 
         def next_episode():
             progress.episode += 1
@@ -971,8 +971,14 @@ def new_run_dir(args: Args, device: torch.device) -> Path:
     with suppress(OSError):  # no git here
         git = "git describe --always --dirty --abbrev=40 --exclude=*".split()
         commit = subprocess.run(git, cwd=Path(__file__).parent, capture_output=True, text=True).stdout.strip()
-    config = {"script": SCRIPT, "args": vars(args), "git_commit": commit, "torch": torch.__version__, "device": str(device)}
-    config["wandb_id"] = os.urandom(8).hex()  # for names need not be unique
+    config = {
+        "script": SCRIPT,
+        "args": vars(args),
+        "git_commit": commit,
+        "torch": torch.__version__,
+        "device": str(device),
+        "wandb_id": os.urandom(8).hex(),  # for names need not be unique
+    }
     (run_dir / "config.json").write_text(json.dumps(config, indent=2))
     return run_dir
 

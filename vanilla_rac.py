@@ -485,8 +485,9 @@ class Agent(nn.Module):
         noise = torch.randn(samples + args.batch_size, self.action_dim, **options)
         # One random subset for each minibatch; a size of 1.5 is 1 or 2 with equal probability.
         size = math.floor(args.min_size) + (torch.rand(args.utd, 1, **options) < args.min_size % 1).float()
-        keys = torch.rand(args.utd, args.num_critics, 1, **options)
-        return Drawn(self.compiled.sample(replay, stored, position), noise, size, keys)
+        subsets = (size, torch.rand(args.utd, args.num_critics, 1, **options))
+        # Padded, so that those of a minibatch begin at multiples of 16 bytes: Inductor's GPU code copies inputs that do not.
+        return Drawn(self.compiled.sample(replay, stored, position), noise, *(F.pad(each, (0, 3))[..., :1] for each in subsets))
 
     def learn(self, drawn: Drawn, q_lr) -> None:
         """G updates of the critics, one of the actor, one of the temperature; a function of the networks and of its arguments."""
@@ -500,9 +501,10 @@ class Agent(nn.Module):
         all_scales = compiled.adam_scales(adam["critic"].count, q_lr, args.utd)
         all_q, all_targets = [], []
         trained = (self.critic, self.target, adam["critic"])
-        rule = (args.target_rule, args.beta, args.gamma, args.tau)
         for scales, batch, *subset in zip(all_scales, minibatches, drawn.size, drawn.keys, strict=True):
-            q, target = compiled.update_critics(*trained, scales, batch, *subset, *rule)
+            q, target = compiled.update_critics(
+                *trained, scales, batch, *subset, args.target_rule, args.beta, args.gamma, args.tau
+            )
             all_q.append(q)
             all_targets.append(target)
 
@@ -511,8 +513,9 @@ class Agent(nn.Module):
         metrics = compiled.update_actor(self.actor, self.critic, self.temperature, adam["actor"], scales, obs, actor_noise)
         if args.autotune:
             scales = compiled.adam_scales(adam["temperature"].count, args.alpha_lr, 1)[0]
-            trained = (self.actor, self.temperature, adam["temperature"])
-            metrics |= compiled.update_temperature(*trained, scales, obs, temperature_noise, args.target_entropy)
+            metrics |= compiled.update_temperature(
+                self.actor, self.temperature, adam["temperature"], scales, obs, temperature_noise, args.target_entropy
+            )
         else:
             metrics["alpha_loss"] = torch.zeros_like(metrics["alpha"])
         compiled.add_metrics(self.metrics, all_q, all_targets, metrics)
@@ -662,8 +665,7 @@ class Learner:
     def load_state(self, saved: dict) -> None:
         """Put back what state() gave."""
         self.agent.load_state_dict(saved["agent"])  # in place: captured graphs keep their addresses
-        states = saved.get("generators") or [saved["generator"]]  # as older checkpoints have it
-        for generator, state in zip(self.generators, states, strict=False):  # other GPUs may come and go
+        for generator, state in zip(self.generators, saved["generators"], strict=False):  # other GPUs may come and go
             generator.set_state(state)
 
     def check_finite(self) -> None:
@@ -680,21 +682,22 @@ class Learner:
 
 
 def make_learner(args: Args, env: "Env", device: torch.device) -> Learner:
-    """A learner that is ready; where compiling or capturing fails, another one without, equal to --no-compile --no-cudagraphs.
+    """A learner that is ready. Where capturing or compiling fails, a new one without CUDA graphs, then one that is eager, too.
 
-    What fails without, too, is an exception of the algorithm itself.
+    What fails without both is an exception of the algorithm itself.
     """
+    flag = "cudagraphs" if args.cudagraphs and device.type == "cuda" else "compile"
     try:
         return Learner(args, env.obs_dim, env.action_dim, device).warm_up()
     except Exception as error:
-        if not (args.compile or (args.cudagraphs and device.type == "cuda")):
+        if not getattr(args, flag):
             raise
         text = str(error).partition("Set TORCHDYNAMO_VERBOSE")[0].replace("^", "")
         reason, *places = " ".join(text.split()).split(f'"{__file__}", ')
         reason = " ... at ".join([reason[:300], *places[-1:]])  # the place that it names last: line 100, in function
     # Outside the except: its error would keep the learner that has failed, and its memory.
-    learner = make_learner(replace(args, compile=False, cudagraphs=False), env, device)
-    tell(f"torch.compile or CUDA graphs do not work here, and the run goes on without, slower: {reason}")
+    learner = make_learner(replace(args, **{flag: False}), env, device)
+    tell(f"updates with --{flag} do not work here, and the run goes on with --no-{flag}, slower: {reason}")
     return learner
 
 
@@ -768,7 +771,7 @@ def train(args: Args, stopped_by: list | tuple = (), defaults: Args | None = Non
     with ExitStack() as stack:
         if args.resume:
             args = resumed(args, defaults or Args())
-        env = stack.enter_context(closing(Env(args.env_id)))
+        env = stack.enter_context(Env(args.env_id))
         args = completed(args, env)
         device = set_up_torch(args)
         run_dir = Path(args.resume) if args.resume else new_run_dir(args, device)
@@ -799,7 +802,7 @@ def train(args: Args, stopped_by: list | tuple = (), defaults: Args | None = Non
                 if not progress.best or np.fmax(score, progress.best["eval/best_return"]) == score:  # NaN is below every number
                     progress.best = row
                     save_policy(run_dir / "best_policy.pt", args, env, row, actor=parameters)
-                bar.set_postfix_str(f"return {row['eval/best_return']:.0f} at step {row['global_step']}", refresh=False)
+                bar.set_postfix_str(f"return {score:.0f} at step {row['global_step']}", refresh=False)
 
         def next_episode():
             progress.episode += 1
@@ -1040,8 +1043,14 @@ def new_run_dir(args: Args, device: torch.device) -> Path:
     with suppress(OSError):  # no git here
         git = "git describe --always --dirty --abbrev=40 --exclude=*".split()
         commit = subprocess.run(git, cwd=Path(__file__).parent, capture_output=True, text=True).stdout.strip()
-    config = {"script": SCRIPT, "args": vars(args), "git_commit": commit, "torch": torch.__version__, "device": str(device)}
-    config["wandb_id"] = os.urandom(8).hex()  # for names need not be unique
+    config = {
+        "script": SCRIPT,
+        "args": vars(args),
+        "git_commit": commit,
+        "torch": torch.__version__,
+        "device": str(device),
+        "wandb_id": os.urandom(8).hex(),  # for names need not be unique
+    }
     (run_dir / "config.json").write_text(json.dumps(config, indent=2))
     return run_dir
 

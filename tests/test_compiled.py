@@ -1,6 +1,7 @@
 """Compiled updates: those of eager PyTorch, reproducible, resumable; and runs that go on where compiling fails."""
 
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -74,8 +75,7 @@ def test_a_broken_compiler(cli):
     process = cli.start(*arguments, env=without)
     _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
-    assert "the run goes on without, slower: " in err
-    assert_same_run(brief(cli, "eager"), cli.folder / "runs/fails")
+    assert "the run goes on with --no-compile, slower: " in err
 
 
 @pytest.mark.slow
@@ -85,8 +85,22 @@ def test_a_graph_break(cli):
     _, err = call(fork, "fails", "--compile")
     number = fork.path.read_text().splitlines().index("    print(scales)") + 1
     reason = rf"slower: .*builtin operator `print`.* \.\.\. at line {number}, in adam_step print\(scales\)"
-    assert re.search(rf"^torch.compile .* do not work here, .*, {reason}\nrun directory", err, re.M)
+    assert re.search(rf"^updates with --compile do not work here, .*, {reason}\nrun directory", err, re.M)
     assert_same_run(brief(fork, "eager"), cli.folder / "runs/fails")
+
+
+@pytest.mark.parametrize("fails, left_out", [("cudagraphs", ["cudagraphs"]), ("compile", ["compile", "cudagraphs"])])
+def test_a_gpu_where_something_fails(cli, fails, left_out):
+    """It is tried without CUDA graphs first, then without compiling; a line each says what is left out."""
+
+    def learner(args, *_):
+        assert not getattr(args, fails)
+        return SimpleNamespace(warm_up=lambda: args)
+
+    cli.monkeypatch.setattr(cli.script, "Learner", learner)
+    args = cli.script.make_learner(cli.script.Args(), cli.script.Env("Hopper-v4"), torch.device("cuda"))
+    assert args.compile == ("compile" not in left_out)
+    assert re.findall(r"do not work here, .* with --no-(\w+), slower: ", cli.capsys.readouterr().err) == left_out
 
 
 @pytest.mark.parametrize("way", ["--compile", "--no-compile"])

@@ -1,6 +1,7 @@
 """On a GPU: captured updates, runs that are stopped and resumed, and policies where there is none."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -41,15 +42,15 @@ def test_stopped_resumed_and_evaluated(cli):
 
 
 def test_a_capture_that_fails(cli):
-    """What waits for the device cannot be captured: one line, and the run goes on without, equal to --no-cudagraphs."""
-    whole = brief(cli, "whole", "--cuda", "True", "--no-cudagraphs")
-    target = cli.script.upq_target
+    """What waits for the device cannot be captured: one line, and the run goes on compiled, equal to --no-cudagraphs."""
+    whole = brief(cli, "whole", "--cuda", "True", "--compile", "--no-cudagraphs")
+    draw = cli.script.Agent.draw
 
     def waits(*arguments):
         torch.cuda.synchronize()
-        return target(*arguments)
+        return draw(*arguments)
 
-    cli.monkeypatch.setattr(cli.script, "upq_target", waits)
-    _, err = call(cli, "fails", "--cuda", "True")
-    assert err.count("do not work here, and the run goes on without, slower: ") == 1
+    cli.monkeypatch.setattr(cli.script.Agent, "draw", waits)
+    _, err = call(cli, "fails", "--cuda", "True", "--compile")
+    assert re.findall("do not work here, .* with --no-(.*), slower: ", err) == ["cudagraphs"]
     assert_same_run(whole, cli.folder / "runs/fails")

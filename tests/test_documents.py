@@ -1,6 +1,5 @@
 """Links, figures and commands in the documents; not their prose."""
 
-import ast
 import re
 import shlex
 import subprocess
@@ -48,12 +47,9 @@ def commands(path: Path) -> list[str]:
 
 def options_of(program: Path) -> set[str]:
     """The fields of a program's class of arguments as flags."""
-    known = {"--help"}
-    for node in ast.walk(ast.parse(program.read_text())):
-        if isinstance(node, ast.ClassDef) and node.name in ("Args", "Options"):
-            names = [field.target.id for field in node.body if isinstance(field, ast.AnnAssign)]
-            known |= {f"--{no}{name.replace('_', '-')}" for name in names for no in ("", "no-")}
-    return known
+    fields = re.search(r"^class (?:Args|Options):.*?\n\n\n", program.read_text(), re.M | re.S)
+    names = re.findall(r"^    (\w+): ", fields[0], re.M)
+    return {"--help", *(f"--{no}{name.replace('_', '-')}" for name in names for no in ("", "no-"))}
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)

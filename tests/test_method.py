@@ -283,6 +283,7 @@ def test_what_an_environment_step_draws(script):
     if hasattr(drawn, "size"):  # of REDQ, one for each minibatch
         assert drawn.size.unique().tolist() == [1, 2]
         assert drawn.size.mean().item() == pytest.approx(1.5, abs=0.15)
+        assert not any(one.data_ptr() % 16 for one in (*drawn.size, *drawn.keys))  # or else a GPU copies each
     assert not any(map(torch.equal, drawn, later))
 
 

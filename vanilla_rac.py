@@ -692,7 +692,8 @@ def make_learner(args: Args, env: "Env", device: torch.device) -> Learner:
     except Exception as error:
         if not getattr(args, flag):
             raise
-        text = str(error).partition("Set TORCHDYNAMO_VERBOSE")[0].replace("^", "")
+        # Of two the first: when something fails in a capture, its end fails, too, and says nothing of it.
+        text = str(error.__context__ or error).partition("Set TORCHDYNAMO_VERBOSE")[0].replace("^", "")
         reason, *places = " ".join(text.split()).split(f'"{__file__}", ')
         reason = " ... at ".join([reason[:300], *places[-1:]])  # the place that it names last: line 100, in function
     # Outside the except: its error would keep the learner that has failed, and its memory.
@@ -1388,8 +1389,9 @@ def main() -> int:
         print(f"error: {error}", file=SCREEN)
         return 2 if isinstance(error, UserError) else 1
     if stopped_by:
-        again = shlex.join(["python", sys.argv[0], "--resume", summary["run_dir"]])
-        print(f"stopped at step {summary['step']}; go on with: {again}")
+        print(
+            f"stopped at step {summary['step']}; go on with:", shlex.join(["python", sys.argv[0], "--resume", summary["run_dir"]])
+        )
         return 128 + stopped_by[0]
     print(
         f"return {summary['last']['eval/best_return']:.1f} at the end, at best "

@@ -6,49 +6,58 @@
 # PYTHON has requirements.txt and pandas. The log lies in the folder $OUT, by default the repository's. The most telling come first;
 # a command that hangs is ended after 150 seconds.
 SECONDS=0
-cd "$(dirname "$0")/.." || exit 1
-export python=${1:-python} folder PYTHONUNBUFFERED=1 TORCHINDUCTOR_COMPILE_THREADS=4
-log=${OUT:-$PWD}/gpu_check-$(date +%Y-%m-%d-%H-%M-%S).log
+mkdir -p "${OUT:=$(dirname "$0")/..}" && log=$(realpath "$OUT")/gpu_check-$(date +%Y-%m-%d-%H-%M-%S).log || exit
+cd "$(dirname "$0")/.." || exit
 folder=$(mktemp -d)
-trap 'kill $(jobs -p) 2>/dev/null; rm -r "$folder"' EXIT
+export python=${1:-python} folder PYTHONUNBUFFERED=1 TORCHINDUCTOR_COMPILE_THREADS=4
+trap 'rm -rf "$folder"' EXIT
 
 check() { # COMMAND...: its output in one piece
     local output start=$SECONDS limit=$((570 - SECONDS)) code
+    ((limit > 20)) || { echo "== left out, for there is no time: $*"; return; }
     output=$(mktemp -p "$folder" XXXXXX.txt)
-    timeout --kill-after 10 $((limit > 150 ? 150 : limit > 1 ? limit : 1)) "$@" >"$output" 2>&1
+    timeout --kill-after 10 $((limit > 150 ? 150 : limit)) "$@" >"$output" 2>&1 &
+    trap "kill $! 2>/dev/null" TERM
+    wait $!
     code=$?
-    printf '== %s after %s s: %s\n%s\n' "$( ((code)) && echo "failed, exit code $code," || echo passed)" $((SECONDS - start)) "$*" "$(cat "$output")"
+    printf -v start '== %s after %s s: %s' "$( ((code)) && echo "failed, exit code $code," || echo passed)" $((SECONDS - start)) "$*"
+    flock "$folder" cat <(echo "$start") "$output"
 }
-beside() { # the same while others run, no more than half as many as there are cores
+beside() { # the same while others run, about half as many as there are cores
     while (($(jobs -rp | wc -l) > $(nproc) / 2)); do wait -n; done
     check "$@" &
 }
 killed() { # SIGKILL in the middle of a run, which then goes on; its rows beside those of a run that is left alone
-    local name flags="--cuda True --env-id Hopper-v4 --total-timesteps 3000 --learning-starts 1000 --eval-frequency 1000"
-    for name in whole cut; do
-        "$python" rac_sac.py $flags --checkpoint-seconds 1 --eval-workers 2 --run-root "$folder" --run-name $name &
+    local file whole cut flags="--cuda True --env-id Hopper-v4 --total-timesteps 3000 --learning-starts 1000 --eval-frequency 1000"
+    flags+=" --checkpoint-seconds 1 --eval-workers 2 --run-root $folder"
+    "$python" rac_sac.py $flags --run-name whole &
+    whole=$!
+    "$python" rac_sac.py $flags --run-name cut &
+    cut=$!
+    until awk -F, '$1 + 0 > 2000 { found = 1 } END { exit !found }' "$folder/cut/train.csv" 2>/dev/null; do
+        kill -0 $cut || exit # it has ended by itself
+        sleep 0.1
     done
-    until awk -F, '$1 + 0 > 2000 { found = 1 } END { exit !found }' "$folder/cut/train.csv" 2>/dev/null; do sleep 0.1; done
-    kill -9 $! && echo "killed after $(tail -n 1 "$folder/cut/train.csv" | cut -d, -f1-3)"
-    wait
-    "$python" rac_sac.py --resume "$folder/cut" || exit
-    for name in train.csv,4 eval.csv,3; do
-        cmp <(cut -d, -f"1,${name#*,}-" "$folder/whole/${name%,*}") <(cut -d, -f"1,${name#*,}-" "$folder/cut/${name%,*}") &&
-            echo "${name%,*}: as if it had not been killed"
+    kill -9 $cut && echo "killed after $(tail -n 1 "$folder/cut/train.csv" | cut -d, -f1-3)"
+    "$python" rac_sac.py --resume "$folder/cut" && wait $whole || exit
+    for file in train.csv,4 eval.csv,3; do # without the columns of times; on a GPU the last bits may differ
+        cmp <(cut -d, -f"1,${file#*,}-" "$folder/whole/${file%,*}") <(cut -d, -f"1,${file#*,}-" "$folder/cut/${file%,*}") &&
+            echo "${file%,*}: as if it had not been killed"
     done
-    true # on a GPU the last bits may differ
+    true
 }
 export -f killed
 
 {
+    trap 'kill $(jobs -rp) 2>/dev/null; exit 130' INT TERM
     beside nvidia-smi
     beside "$python" -m torch.utils.collect_env
     for tested in rac_sac rac_td3 vanilla_rac rac_itm fails; do # apart, for a capture that fails spoils later ones of its process
-        beside "$python" -m pytest -n 0 -m cuda -r fEs -k $tested tests/test_cuda.py
+        beside "$python" -m pytest -v -n 0 -m cuda -r fEs -k $tested tests/test_cuda.py
     done
     beside bash -c killed
     wait
-    check "$python" rac_sac.py --cuda True --env-id Hopper-v4 --total-timesteps 20000 --eval-frequency 5000 --run-root "$folder" --run-name run
+    check "$python" rac_sac.py --cuda True --env-id Hopper-v4 --total-timesteps 10000 --eval-frequency 2500 --run-root "$folder" --run-name run
     check tail -n 4 "$folder"/run/eval.csv "$folder"/run/train.csv
     speed=("$python" benchmark/speed.py --cuda True --repeats 3 --block-seconds 0.5)
     for env in Hopper Ant; do
@@ -57,5 +66,5 @@ export -f killed
     # compile last: what it compiled would be compiled again after another
     check "${speed[@]}" --env-id Hopper-v4 --loop-steps 30 --modes compile+graph graph eager compile
 } 2>&1 | tee "$log"
-echo "to send back: $log ($(grep -c '^== failed' "$log") commands failed, $(grep -c 'do not work here, and' "$log") runs fell back)"
-! grep -q '^== failed' "$log"
+echo "to send back: $log ($(grep -c '^== failed' "$log") commands failed, $(grep -c 'do not work here, and' "$log") lines tell of what does not work)"
+[ -s "$log" ] && ! grep -q '^== failed' "$log"

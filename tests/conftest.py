@@ -17,8 +17,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: several processes
 signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it in what they start in the background
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = ("rac_sac", "rac_td3", "vanilla_rac", "rac_itm")
-TINY = """--no-compile --total-timesteps 300 --learning-starts 100 --q-lr-warmup-end 200 --batch-size 16 --hidden-dim 8 --utd 2
---num-critics 3 --buffer-size 250 --eval-frequency 100 --eval-episodes 2 --eval-workers 0""".split()
+TINY = """--cuda False --no-compile --total-timesteps 300 --learning-starts 100 --q-lr-warmup-end 200 --batch-size 16
+--hidden-dim 8 --utd 2 --num-critics 3 --buffer-size 250 --eval-frequency 100 --eval-episodes 2 --eval-workers 0""".split()
 if not importlib.util.find_spec("rliable"):  # of benchmark/requirements.txt
     collect_ignore_glob = ["benchmark/*"]
 needs_gpu = (pytest.mark.cuda, pytest.mark.skipif("not torch.cuda.is_available()", reason="needs a GPU"))

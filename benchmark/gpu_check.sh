@@ -21,7 +21,7 @@ check() { # COMMAND...: its output in one piece
     wait $!
     code=$?
     printf -v start '== %s after %s s: %s' "$( ((code)) && echo "failed, exit code $code," || echo passed)" $((SECONDS - start)) "$*"
-    flock "$folder" cat <(echo "$start") "$output"
+    flock "$folder" cat <(printf '\n%s\n' "$start") "$output"
 }
 beside() { # the same while others run, about half as many as there are cores
     while (($(jobs -rp | wc -l) > $(nproc) / 2)); do wait -n; done

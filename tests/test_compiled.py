@@ -76,6 +76,7 @@ def test_a_broken_compiler(cli):
     _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     assert "the run goes on with --no-compile, slower: " in err
+    assert_same_run(brief(cli, "eager"), cli.folder / "runs/fails")
 
 
 @pytest.mark.slow

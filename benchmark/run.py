@@ -76,22 +76,30 @@ SWEEPS = {
 class Experiment(NamedTuple):
     """What is run together."""
 
-    variants: tuple[str, ...]  # experiment names; a sweep has its own
+    variants: tuple[str, ...]  # a sweep has its own
     env_ids: tuple[str, ...]
     flags: str = ""  # of all runs
     script_flags: str = "--snapshot-frequency 50000"  # of all but the baselines; from snapshots the value bias is measured
+    steps: Any = STEPS
+    prefix: str = ""  # of the experiment names
 
 
 TINY = "--learning-starts 200 --batch-size 32 --hidden-dim 8 --utd 1 --buffer-size 500 --eval-frequency 100 --eval-episodes 2"
 EXPERIMENTS = {
+    None: Experiment((), ()),  # of --scripts alone
     "main": Experiment(("rac_sac", "rac_td3", "vanilla_rac-redq_entropy", "rac_itm", "redq", *BASELINES), PAPER_ENVS),
     "variants": Experiment(("rac_sac", "vanilla_rac", "rac_itm"), PAPER_ENVS),
     **{name: Experiment((), ABLATION_ENVS) for name in SWEEPS},
+    "quick": Experiment(  # a seventh of the main experiment's time for a step
+        ("rac_sac", "redq"), PAPER_ENVS[1:], "--utd 5 --num-critics 5 --eval-frequency 5000", "", 100_000, "quick_"
+    ),
     "smoke": Experiment(  # all algorithms with tiny networks, in minutes
         ("rac_sac", "rac_td3", "vanilla_rac", "rac_itm", "redq", *BASELINES),
         ("Hopper-v4", "InvertedPendulum-v4"),
         TINY,
         "--no-compile --q-lr-warmup-end 300 --num-critics 3 --snapshot-frequency 300",
+        500,
+        "smoke_",
     ),
 }
 # Arguments that change how a run is done, not what it learns: they are not in its name.
@@ -101,14 +109,14 @@ RESERVED = ("env_id", "seed", "exp_name", "total_timesteps", "run_root", "run_na
 
 @dataclass
 class Options:
-    experiment: Literal[tuple(EXPERIMENTS)] | None = None  # what to run
+    experiment: Literal[tuple(EXPERIMENTS)] = None  # what to run
     scripts: tuple[Path, ...] = ()  # files with the scripts' command line, beside the experiment or alone
     seeds: int = 8  # runs of each variant in each environment
     first_seed: int = 1
     env_ids: tuple[str, ...] = ()  # in place of the experiment's
     variants: tuple[str, ...] = ()  # only these of the experiment, by experiment name
     run_root: Path = Path("runs")  # on a cluster, storage that all nodes share under this path
-    total_timesteps: int | None = None  # environment steps of a run; by default 1e6 for Humanoid, 3e5 for others
+    total_timesteps: int | None = None  # environment steps of a run; by default 1e6 for Humanoid, 3e5 for others, 1e5 for quick
     address: str | None = None  # an existing Ray cluster: auto, or host:port; by default a Ray of its own on this machine
     cpus_per_run: int = 1  # cores of each run
     gpus_per_run: float = 0.0  # share of a GPU of each run; 0 trains on the CPU
@@ -164,24 +172,21 @@ def settings_of(words: list[str]) -> dict[str, str]:
 
 def commands(options: Options, env_id: str) -> dict[str, str]:
     """Experiment name -> script and flags of what is run in an environment."""
-    found = {}
-    if options.experiment:
-        names, _, flags, script_flags = EXPERIMENTS[options.experiment]
-        prefix = "smoke_" if options.experiment == "smoke" else ""
-        found = {prefix + name: VARIANTS[name] for name in names}
-        if options.experiment in SWEEPS:
-            variant, argument, values, default = SWEEPS[options.experiment]
-            for value in values:
-                name = variant if value == of_environment(default, env_id) else f"{variant}-{argument}_{value}"
-                flag = ("no-" if value is False else "") + argument.replace("_", "-")
-                found[name] = f"{VARIANTS[variant]} --{flag} {'' if isinstance(value, bool) else value}"
-        entropy = of_environment(REDQ_ENTROPY, env_id)
-        for name, command in found.items():
-            own = flags if "baselines.py" in command else f"{flags} {script_flags}"
-            found[name] = f"{command} {own}".format(redq_entropy=f"--target-entropy {entropy}" if entropy else "")
-        if missing := set(options.variants) - found.keys():
-            sys.exit(f"error: {options.experiment} has no variant {', '.join(missing)}; it has {', '.join(found)}.")
-        found = {name: command for name, command in found.items() if not options.variants or name in options.variants}
+    names, _, flags, script_flags, _, prefix = EXPERIMENTS[options.experiment]
+    found = {prefix + name: VARIANTS[name] for name in names}
+    if options.experiment in SWEEPS:
+        variant, argument, values, default = SWEEPS[options.experiment]
+        for value in values:
+            name = variant if value == of_environment(default, env_id) else f"{variant}-{argument}_{value}"
+            flag = ("no-" if value is False else "") + argument.replace("_", "-")
+            found[name] = f"{VARIANTS[variant]} --{flag} {'' if isinstance(value, bool) else value}"
+    entropy = of_environment(REDQ_ENTROPY, env_id)
+    for name, command in found.items():
+        own = flags if "baselines.py" in command else f"{flags} {script_flags}"
+        found[name] = f"{command} {own}".format(redq_entropy=f"--target-entropy {entropy}" if entropy else "")
+    if missing := set(options.variants) - found.keys():
+        sys.exit(f"error: {options.experiment} has no variant {', '.join(missing)}; it has {', '.join(found)}.")
+    found = {name: found[name] for name in options.variants or found}
     return found | {path.stem: shlex.quote(str(path.resolve())) for path in options.scripts}
 
 
@@ -192,14 +197,15 @@ def make_runs(options: Options, extra: list[str]) -> list[Run]:
         sys.exit(f"error: every run has its own {', '.join(reserved)}; what sets it is given before --, see --help.")
     changed = {name: value for name, value in changed.items() if not name.startswith(HARMLESS)}
     suffix = "".join(f"+{name}_{value.replace(' ', '_')}" for name, value in sorted(changed.items()))
+    experiment = EXPERIMENTS[options.experiment]
     workers = max(1, options.cpus_per_run - 1 if options.gpus_per_run else options.cpus_per_run // 2)
     runs = []
     for seed in range(options.first_seed, options.first_seed + options.seeds):
-        for env_id in options.env_ids or EXPERIMENTS[options.experiment].env_ids:
+        for env_id in options.env_ids or experiment.env_ids:
             for name, command in commands(options, env_id).items():
                 script, *flags = shlex.split(command)
                 directory = options.run_root.resolve() / re.sub("[/:]", "_", f"{env_id}__{name}{suffix}__{seed}")
-                steps = options.total_timesteps or (500 if options.experiment == "smoke" else of_environment(STEPS, env_id))
+                steps = options.total_timesteps or of_environment(experiment.steps, env_id)
                 workers_flags = [] if "baselines.py" in script else ["--eval-workers", str(workers)]
                 own = {
                     "--env-id": env_id,

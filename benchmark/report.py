@@ -368,7 +368,7 @@ def main() -> None:
     add_curves("", compared, beside)
     for name, family in compared.groupby("exp_name"):
         for what, label in {"return": "return", "alpha": "log10 of alpha"}.items():
-            columns = list(family.dropna(axis=1, how="all").filter(regex=rf"eval/{what}_\d"))
+            columns = sorted(family.dropna(axis=1, how="all").filter(regex=rf"eval/{what}_\d"))
             if len(columns) > 1:
                 add(f"{name}: {what} of each policy", draw_family(family, columns, label), FAMILY)
     for base, argument, *_ in SWEEPS.values():

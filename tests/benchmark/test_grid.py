@@ -166,7 +166,7 @@ def test_what_dies_goes_on_and_what_is_stopped_too(tmp_path):
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=200)
     assert process.returncode == 130 and "the same command goes on" in err
-    wait_until(lambda: not processes_of(tmp_path), 60)
+    wait_until(lambda: not processes_of(tmp_path))
     assert all(last_step(folder / "eval.csv") < 2000 for folder in runs.values())
 
     finish(tmp_path, *ONE, *LONG)
@@ -197,4 +197,4 @@ def test_sigterm(tmp_path):
     process.communicate(timeout=200)
     assert process.returncode == 130
     assert "stopped at step" in (tmp_path / "runs" / f"{NAME.format(1)}.log").read_text()
-    wait_until(lambda: not processes_of(tmp_path), 60)
+    wait_until(lambda: not processes_of(tmp_path))

@@ -166,7 +166,7 @@ def test_families_of_policies_and_value_bias_are_drawn_where_there_are_any(make_
     alpha = {"eval/alpha_0.0666667": 0.1, "eval/alpha_0.133333": 0.2}
     beta = {"eval/best_beta": 0.2, "eval/return_0.0666667": 1, "eval/return_0.133333": 2}
     make_runs("Hopper-v4", "rac_sac", {5000: 1, 6000: 2}, columns=beta | alpha)
-    k = {"eval/best_k": 1.08333, "eval/return_1.08333": 1, "eval/return_1.16667": 2}
+    k = {"eval/best_k": 1.08333, "eval/return_1.08333": 1, "eval/return_1.25": 3, "eval/return_1.16667": 2}
     make_runs("Hopper-v4", "rac_itm", {5000: 3}, columns=k)
     folder = make_runs("Hopper-v4", "sac", {5000: 1})
     (folder / "bias.csv").write_text("global_step,eval/bias_mean,eval/bias_std\n5000,0.1,0.2\n5500,0.1,0.2\n")

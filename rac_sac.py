@@ -573,12 +573,20 @@ class Learner:
         noise_seed = np.random.SeedSequence(args.seed).generate_state(1, np.uint64)  # apart from that of the weights
         self.generator = torch.Generator(device).manual_seed(int(noise_seed[0]))
         # And torch's own, from which layers draw, such as nn.Dropout
-        self.generators = [self.generator, torch.default_generator, *torch.cuda.default_generators]
+        self.generators = [
+            self.generator,
+            torch.default_generator,
+            *(torch.cuda.default_generators if device.type == "cuda" else ()),
+        ]
         # What act() and update() call: eager, or the replays of CUDA graphs
         self.run_act, self.run_update = self.act_once, self.update_once
         if args.compile:
-            make = partial(torch.compile, fullgraph=True, dynamic=False, options=COMPILER_OPTIONS.get(device.type, {}))
-            self.agent.compiled = SimpleNamespace(**{function.__name__: make(function) for function in COMPILED})
+            self.agent.compiled = SimpleNamespace(
+                **{
+                    each.__name__: torch.compile(each, fullgraph=True, dynamic=False, options=COMPILER_OPTIONS[device.type])
+                    for each in COMPILED
+                }
+            )
 
     def store(self, step: int, obs, action, reward, terminated, next_obs) -> torch.Tensor:
         """Write the transition of environment step `step`, counted from 0, over the oldest one, and return its row of the replay;

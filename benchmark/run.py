@@ -80,7 +80,7 @@ class Experiment(NamedTuple):
     env_ids: tuple[str, ...]
     flags: str = ""  # of all runs
     script_flags: str = "--snapshot-frequency 50000"  # of all but the baselines; from snapshots the value bias is measured
-    steps: Any = STEPS
+    steps: Any = STEPS  # of a run; by environment where it differs
     prefix: str = ""  # of the experiment names
 
 

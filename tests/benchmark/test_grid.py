@@ -166,12 +166,12 @@ def test_what_dies_goes_on_and_what_is_stopped_too(tmp_path):
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=200)
     assert process.returncode == 130 and "the same command goes on" in err
-    wait_until(lambda: not processes_of(tmp_path))
+    wait_until(lambda: not processes_of(tmp_path), 60)
     assert all(last_step(folder / "eval.csv") < 2000 for folder in runs.values())
 
     finish(tmp_path, *ONE, *LONG)
     assert all(last_step(folder / "evaluate.csv") == 2000 for folder in runs.values())
-    assert finish(tmp_path, *ONE, *LONG) == ""  # nothing is left to do
+    assert not finish(tmp_path, *ONE, *LONG)  # nothing is left to do
 
 
 @pytest.mark.slow
@@ -183,7 +183,7 @@ def test_a_finished_grid_is_prolonged_and_wrong_arguments_are_not_retried(tmp_pa
     finish(tmp_path, *ONE, "--total-timesteps", "700", *rest)
     assert last_step(run_dir / "eval.csv") == last_step(run_dir / "evaluate.csv") == 700
     err = finish(tmp_path, *ONE, *rest, "--gamma", "-1", code=1)
-    log = tmp_path / "runs" / "InvertedPendulum-v4__smoke_rac_sac+gamma_-1__1.log"
+    log = tmp_path / "runs/InvertedPendulum-v4__smoke_rac_sac+gamma_-1__1.log"
     assert "exit code 2" in err and str(log) in err
     assert log.read_text().count("$ python") == 1
 
@@ -196,5 +196,5 @@ def test_sigterm(tmp_path):
     process.terminate()
     process.communicate(timeout=200)
     assert process.returncode == 130
-    assert "stopped at step" in (tmp_path / "runs" / f"{NAME.format(1)}.log").read_text()
-    wait_until(lambda: not processes_of(tmp_path))
+    assert "stopped at step" in (tmp_path / f"runs/{NAME.format(1)}.log").read_text()
+    wait_until(lambda: not processes_of(tmp_path), 60)

@@ -99,11 +99,13 @@ class Args:
     # Actor-critic
     gamma: float = 0.99  # the discount factor
     tau: float = 0.005  # Polyak weight of the online critics in the target critics
-    hidden_dim: int = 256  # width of the two hidden layers of actor and critics
+    network: Literal["mlp", "simba"] = "mlp"  # mlp: the paper's; simba: a residual block on normalised observations
+    hidden_dim: int | None = None  # width of actor and critics; by default mlp 256, simba 128
     policy_lr: float = 3e-4  # the learning rate of the actor
     q_lr: float = 3e-4  # the learning rate of the critics after the warm-up
-    q_lr_init: float = 3e-5  # that of the critics at learning_starts, where their warm-up begins; equal to q_lr: no warm-up
+    q_lr_init: float | None = None  # that of the critics at learning_starts; by default mlp 3e-5, simba q_lr, which is no warm-up
     q_lr_warmup_end: int = 10000  # environment step at which it reaches q_lr; equal to learning_starts: no warm-up
+    weight_decay: float | None = None  # of actor and critics, decoupled as in AdamW; by default mlp 0, simba 0.01
 
     # Temperature
     autotune: bool = True  # learn the temperature; otherwise it is fixed at alpha
@@ -127,14 +129,22 @@ REPLAY_CAPACITY = {"Humanoid": 300_000, "Walker2d": 100_000, "Ant": 200_000}  # 
 
 def fill_own_defaults(args: Args, env_name: str, action_dim: int) -> list:
     """Fill in this algorithm's defaults; env_name: without version. Returns checks: (argument, is it right, what it must be)."""
-    if args.buffer_size is None:
-        args.buffer_size = REPLAY_CAPACITY.get(env_name, 1_000_000)
-    if args.target_entropy is None:
-        args.target_entropy = -float(action_dim)
-    if args.eval_beta_max is None:
-        args.eval_beta_max = args.train_beta_max
+    by_network = {
+        "mlp": {"hidden_dim": 256, "q_lr_init": 3e-5, "weight_decay": 0.0},
+        "simba": {"hidden_dim": 128, "q_lr_init": args.q_lr, "weight_decay": 0.01},  # without warm-up
+    }
+    defaults = {
+        "buffer_size": REPLAY_CAPACITY.get(env_name, 1_000_000),
+        "target_entropy": -float(action_dim),
+        "eval_beta_max": args.train_beta_max,
+        **by_network[args.network],
+    }
+    for name, default in defaults.items():
+        if getattr(args, name) is None:
+            setattr(args, name, default)
     return [
         ("tau", 0 < args.tau <= 1, "above 0 and at most 1"),
+        ("weight_decay", 0 <= args.weight_decay < math.inf, "at least 0 and finite"),
         ("beta_min", 0 < args.beta_min <= args.explore_beta_max, "above 0 and at most explore_beta_max"),
         ("explore_beta_max", args.explore_beta_max <= args.train_beta_max, "at most train_beta_max"),
         ("train_beta_max", args.train_beta_max < math.inf, "finite"),
@@ -230,14 +240,56 @@ class EnsembleLinear(nn.Module):
         return torch.einsum("nbi,nio->nbo", x, self.weight) + self.bias
 
 
-class Critic(nn.Sequential):
-    """An ensemble of N critics Q_i with two hidden layers each."""
+class RSNorm(nn.Module):
+    """Running statistics normalisation: centres and scales the first O columns, the observation, by all that were observed."""
 
-    def __init__(self, num_critics: int, obs_dim: int, action_dim: int, hidden_dim: int):
-        first = EnsembleLinear(num_critics, obs_dim + action_dim + CONDITIONS, hidden_dim)
-        second = EnsembleLinear(num_critics, hidden_dim, hidden_dim)
-        last = EnsembleLinear(num_critics, hidden_dim, 1)
-        super().__init__(first, nn.ReLU(), second, nn.ReLU(), last)
+    def __init__(self, obs_dim: int):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(1, dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(obs_dim, dtype=torch.float64))
+        self.register_buffer("var", torch.zeros(obs_dim, dtype=torch.float64))  # of the population
+
+    def observe(self, obs):
+        """One more observation (O,), by Welford's formulas."""
+        self.count += 1
+        distance = obs - self.mean
+        self.mean += distance / self.count
+        self.var += (distance * (obs - self.mean) - self.var) / self.count
+
+    def forward(self, x):
+        """x (B, I), the observation first -> (B, I)."""
+        obs, others = x.tensor_split([len(self.mean)], 1)
+        mean, var = self.mean.to(x.dtype), self.var.to(x.dtype)
+        return torch.cat([((obs - mean) / (var + 1e-8).sqrt()).clamp(-10, 10), others], 1)
+
+
+class Residual(nn.Sequential):
+    """x + layers(x)."""
+
+    def forward(self, x):
+        return x + super().forward(x)
+
+
+def hidden_layers(network: str, obs_dim: int, inputs: int, hidden_dim: int, linear) -> list[nn.Module]:
+    """All but the last layer: (B, inputs), the observation first -> hidden_dim features; linear(inputs, outputs) makes a layer.
+
+    mlp: the paper's two hidden layers. simba: SimBa's (https://arxiv.org/abs/2410.09754) normalised observations and residual
+    block, whose norms have no scale and shift: a linear layer follows each one and can hold both.
+    """
+    if network == "mlp":
+        return [linear(inputs, hidden_dim), nn.ReLU(), linear(hidden_dim, hidden_dim), nn.ReLU()]
+    norm = partial(nn.LayerNorm, hidden_dim, elementwise_affine=False)
+    block = Residual(norm(), linear(hidden_dim, 4 * hidden_dim), nn.ReLU(), linear(4 * hidden_dim, hidden_dim))
+    return [RSNorm(obs_dim), linear(inputs, hidden_dim), block, norm()]
+
+
+class Critic(nn.Sequential):
+    """An ensemble of N critics Q_i."""
+
+    def __init__(self, num_critics: int, obs_dim: int, action_dim: int, hidden_dim: int, network: str):
+        linear = partial(EnsembleLinear, num_critics)
+        hidden = hidden_layers(network, obs_dim, obs_dim + action_dim + CONDITIONS, hidden_dim, linear)
+        super().__init__(*hidden, linear(hidden_dim, 1))
 
     def forward(self, inputs):
         """inputs (B, I) of critic_inputs() -> (N, B)."""
@@ -252,10 +304,9 @@ def critic_inputs(obs, action, condition):
 class Actor(nn.Module):
     """The stochastic policy: a Gaussian that tanh squashes into [-1, 1]."""
 
-    def __init__(self, obs_dim: int, action_dim: int, hidden_dim: int):
+    def __init__(self, obs_dim: int, action_dim: int, hidden_dim: int, network: str):
         super().__init__()
-        first = nn.Linear(obs_dim + CONDITIONS, hidden_dim)
-        self.body = nn.Sequential(first, nn.ReLU(), nn.Linear(hidden_dim, hidden_dim), nn.ReLU())
+        self.body = nn.Sequential(*hidden_layers(network, obs_dim, obs_dim + CONDITIONS, hidden_dim, nn.Linear))
         self.mean = nn.Linear(hidden_dim, action_dim)
         self.log_std = nn.Linear(hidden_dim, action_dim)
 
@@ -317,11 +368,12 @@ class Adam(nn.Module):
     """State of Adam, with torch.optim.Adam's defaults, for one network: both moments, and the number of updates done.
 
     By hand because, compiled into an update, it is one pass over the parameters; torch's own between compiled gradients took
-    1.12 times as long a step.
+    1.12 times as long a step. weight_decay is decoupled, as in torch.optim.AdamW.
     """
 
-    def __init__(self, network: nn.Module):
+    def __init__(self, network: nn.Module, weight_decay: float = 0.0):
         super().__init__()
+        self.weight_decay = weight_decay
         self.first, self.second = copy.deepcopy(network), copy.deepcopy(network)
         self.register_buffer("count", torch.zeros(1, dtype=torch.float64))  # not (): torch.compile loses changes of a 0-d tensor
         for parameter in self.parameters():
@@ -344,7 +396,8 @@ def adam_scales(count, lr, updates):
 def adam_step(network, grads, adam, scales):
     """One update in place; grads: by parameter name; scales: a row of adam_scales.
 
-    parameter -= step_size * first / (sqrt(second) / root + 1e-8), for lists of tensors: on a GPU it is one kernel then.
+    parameter -= step_size * first / (sqrt(second) / root + 1e-8) + lr * weight_decay * parameter, as in AdamW, for lists of
+    tensors: on a GPU it is one kernel then.
     """
     parameters, first, second = (list(each.parameters()) for each in (network, adam.first, adam.second))
     grads = list(grads.values())
@@ -353,7 +406,10 @@ def adam_step(network, grads, adam, scales):
     torch._foreach_addcmul_(second, grads, grads, 0.001)
     step = torch._foreach_mul(first, scales[0])
     root = torch._foreach_div(torch._foreach_sqrt(second), scales[1])
-    torch._foreach_sub_(parameters, torch._foreach_div(step, torch._foreach_add(root, 1e-8)))
+    step = torch._foreach_div(step, torch._foreach_add(root, 1e-8))
+    if adam.weight_decay:
+        step = torch._foreach_add(step, torch._foreach_mul(parameters, scales[2] * adam.weight_decay))
+    torch._foreach_sub_(parameters, step)
 
 
 def prepare_critics(actor, temperature, rows, condition, noise) -> CriticBatch:
@@ -454,18 +510,29 @@ class Agent(nn.Module):
         self.critic = make_critic(args, obs_dim, action_dim)
         self.temperature = Temperature(args)
         self.target = copy.deepcopy(self.critic)
-        self.adam = nn.ModuleDict({name: Adam(getattr(self, name)) for name in ("critic", "actor", "temperature")})
+        self.obs_norm = None
+        if args.network == "simba":  # one for all
+            self.obs_norm = self.critic[0] = self.target[0] = self.actor.body[0]
+        self.adam = nn.ModuleDict(
+            {
+                "critic": Adam(self.critic, args.weight_decay),
+                "actor": Adam(self.actor, args.weight_decay),
+                "temperature": Adam(self.temperature),
+            }
+        )
         self.register_buffer("metrics", torch.zeros(len(METRICS) + 1))  # sums since they were last read, and their number
         self.requires_grad_(False)  # gradients are taken by torch.func
         # Eager; Learner puts those of torch.compile in their place
         self.compiled = SimpleNamespace(**{function.__name__: function for function in COMPILED})
 
     def observe(self, step, row, episodic_return, generator):
-        """What happens once an environment step, when it has been stored: here nothing.
+        """What happens once an environment step, when it has been stored.
 
         step counts from 1; row (2*O + A + 2,) of the replay; episodic_return where the episode has ended, else None. Called
         outside compiled functions and CUDA graphs. What it changes are parameters and buffers of this module, in place.
         """
+        if self.obs_norm:
+            self.obs_norm.observe(row[: self.obs_dim])
 
     def explore(self, obs, generator):
         """An action in [-1, 1] with a fresh beta from U2: obs (1, O) -> (1, A)."""
@@ -522,12 +589,12 @@ class Agent(nn.Module):
 
 def make_actor(args: Args, obs_dim: int, action_dim: int) -> Actor:
     """The actor as a run with these arguments has it."""
-    return Actor(obs_dim, action_dim, args.hidden_dim)
+    return Actor(obs_dim, action_dim, args.hidden_dim, args.network)
 
 
 def make_critic(args: Args, obs_dim: int, action_dim: int) -> Critic:
     """The critics as a run with these arguments has them."""
-    return Critic(args.num_critics, obs_dim, action_dim, args.hidden_dim)
+    return Critic(args.num_critics, obs_dim, action_dim, args.hidden_dim, args.network)
 
 
 @torch.inference_mode()

@@ -53,7 +53,8 @@ class Options:
     utd: int = 20  # critic updates per environment step
     num_critics: int = 10  # ensemble size
     batch_size: int = 256  # minibatch
-    hidden_dim: int = 256  # width of the hidden layers
+    network: Literal["mlp", "simba"] = "mlp"  # the kind of networks
+    hidden_dim: int | None = None  # width of the hidden layers; by default that of the network
     cuda: bool | None = None  # whether to use the GPU; by default, when one is present
     repeats: int = 5  # turns
     block_seconds: float = 1.0  # how long updates are timed in a turn
@@ -75,7 +76,10 @@ def make_learner(options: Options, script: str, mode: str, precision: str) -> tu
     module = sys.modules[name] = module_from_spec(spec)
     spec.loader.exec_module(module)
     args = module.Args(
-        **{size: getattr(options, size) for size in ("env_id", "utd", "num_critics", "batch_size", "hidden_dim", "cuda")},
+        **{
+            size: getattr(options, size)
+            for size in ("env_id", "utd", "num_critics", "batch_size", "network", "hidden_dim", "cuda")
+        },
         compile="compile" in mode,
         cudagraphs="graph" in mode,
         matmul_precision=precision,

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import typing
 from pathlib import Path
 
 import pytest
@@ -25,8 +26,9 @@ needs_gpu = (pytest.mark.cuda, pytest.mark.skipif("not torch.cuda.is_available()
 every_script = pytest.mark.every_script  # a test of the command line, for each script in turn
 
 # A fork in place of the scripts ---
-OF_THE_FOUR = """test_targets_by_hand test_defaults test_ablations_and_redq test_wrong_calls test_actions_within_their_bounds
-test_a_program_without_a_guard test_a_return_that_is_no_number""".split()  # they know values, flags or functions of these scripts
+# They know values, flags or functions of these scripts
+OF_THE_FOUR = """test_targets_by_hand test_simba test_statistics test_defaults test_ablations_and_redq test_wrong_calls
+test_actions_within_their_bounds test_a_program_without_a_guard test_a_return_that_is_no_number""".split()
 
 
 def pytest_collection_modifyitems(config, items):
@@ -55,8 +57,14 @@ def load_script(path: Path):
 
 
 def pytest_generate_tests(metafunc):
-    """The argument `script` of a test: each of the four scripts as a module, or that of --script; `cli` likewise."""
+    """The argument `script` of a test: each of the four scripts as a module, or that of --script; `cli` likewise.
+
+    `network`: each value that the argument of this name can have, or None where a fork has no such argument.
+    """
     paths = scripts(metafunc.config)
+    if "network" in metafunc.fixturenames:
+        networks = typing.get_args(typing.get_type_hints(load_script(paths[0]).Args).get("network"))
+        metafunc.parametrize("network", networks or [None])
     names = [path.stem for path in paths]
     if "script" in metafunc.fixturenames:
         metafunc.parametrize("script", [load_script(path) for path in paths], ids=names)

@@ -11,7 +11,12 @@ import torch
 from torch.distributions import Normal
 
 HINT = "a fork's own target, loss or optimiser must stand in tests/reference.py too: as an equation, or as a class in rule_of()"
-OPTIMIZER = torch.optim.Adam  # of PyTorch, with its defaults
+
+
+def optimizer(name, parameters, lr, args):
+    """Of PyTorch, for the network of this name: Adam, and for actor and critics its decoupled weight decay."""
+    decay = 0 if name == "temperature" else getattr(args, "weight_decay", 0)
+    return torch.optim.AdamW(parameters, lr, weight_decay=decay)
 
 
 def upq_value(q, beta):
@@ -38,6 +43,23 @@ def squashed_gaussian(mean, std, noise):
     u = mean + std * noise
     action = u.tanh()
     return action, (Normal(mean, std).log_prob(u) - (1 - action**2).log()).sum(1)
+
+
+def simba_features(obs, others, mean, variance, parameters):
+    """What the last layer of a single network of --network simba sees: obs (B, O), others (B, I - O) -> (B, H).
+
+    parameters: weights (in, out) and biases of its first three linear layers.
+    """
+
+    def layer_norm(x):
+        centred = x - x.mean(1, keepdim=True)
+        return centred / ((centred**2).mean(1, keepdim=True) + 1e-5).sqrt()
+
+    (weight, bias), (weight_up, bias_up), (weight_down, bias_down) = parameters
+    z = ((obs - mean) / (variance + 1e-8).sqrt()).clip(-10, 10)
+    x = torch.cat([z, others], 1) @ weight + bias
+    x = x + (layer_norm(x) @ weight_up + bias_up).clip(0) @ weight_down + bias_down
+    return layer_norm(x)
 
 
 def critic_loss(q, y):

@@ -13,17 +13,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 OBS, ACTIONS, ROWS = 5, 2, 60
 
 
-def make_learner(script, device: str, **arguments):
+def make_learner(script, device: str, network: str | None, **arguments):
     """A small learner that is warmed up, with a full replay and rates that change over its steps."""
     sizes = {"batch_size": 32, "hidden_dim": 16, "utd": 3, "num_critics": 4, "buffer_size": ROWS, "learning_starts": 0}
-    args = script.completed(script.Args(**sizes, q_lr_warmup_end=100, **arguments), script.Env("toy_envs:Point-v0"))
+    rates = {"q_lr_init": 3e-5, "q_lr_warmup_end": 100}
+    arguments |= {"network": network} if network else {}
+    args = script.completed(script.Args(**sizes, **rates, **arguments), script.Env("toy_envs:Point-v0"))
     learner = script.Learner(args, OBS, ACTIONS, torch.device(device))
     learner.agent.eval()  # for a fork with dropout
     learner.warm_up()
     rng = np.random.default_rng(0)
     for step in range(ROWS):
         obs, next_obs = rng.normal(size=(2, OBS))
-        learner.store(step, obs, rng.uniform(-1, 1, ACTIONS), rng.normal(), step % 9 == 0, next_obs)
+        row = learner.store(step, obs, rng.uniform(-1, 1, ACTIONS), rng.normal(), step % 9 == 0, next_obs)
+        learner.agent.observe(step, row, None, learner.generator)
     return learner
 
 
@@ -37,12 +40,16 @@ def assert_alike(learner, wanted, error: float) -> None:
 
 
 def check_fast_way(script, fast, eager, steps: int) -> None:
-    """Nothing is left of the warm-up; after a step gradients, as Adam keeps them, and metrics are alike, then parameters too."""
+    """Nothing is left of the warm-up; after a step gradients, as Adam keeps them, and metrics are alike, then parameters too.
+
+    Between the steps an observation moves the statistics, where the networks have some: it is far from all before.
+    """
     assert_alike(fast, eager, 0)
     for step in range(1, steps + 1):
         np.testing.assert_allclose(fast.act(np.full(OBS, step)), eager.act(np.full(OBS, step)), atol=1e-4)
-        fast.update(step)
-        eager.update(step)
+        for learner in (fast, eager):
+            learner.agent.observe(step, torch.full_like(learner.replay[0], 3 * step), None, learner.generator)
+            learner.update(step)
         if step == 1:
             assert_alike(fast, eager, 1e-5)
     assert_alike(fast, eager, 1e-3)
@@ -51,8 +58,8 @@ def check_fast_way(script, fast, eager, steps: int) -> None:
 
 
 @pytest.mark.slow
-def test_compiled_is_eager(script):
-    learners = [make_learner(script, "cpu", compile=compile) for compile in (True, False)]
+def test_compiled_is_eager(script, network):
+    learners = [make_learner(script, "cpu", network, compile=compile) for compile in (True, False)]
     check_fast_way(script, *learners, steps=20)
 
 
@@ -120,7 +127,7 @@ def test_an_exception_of_the_algorithm(cli, way):
     assert "do not work here" not in cli.capsys.readouterr().err
 
 
-def test_learning_reads_nothing_back(script):
+def test_learning_reads_nothing_back(script, network):
     """An environment step's updates on a device that has no numbers: none is read, and no tensor is made elsewhere."""
 
     class OnlyOnMeta(TorchDispatchMode):
@@ -130,10 +137,12 @@ def test_learning_reads_nothing_back(script):
                 assert tensor is None or tensor.device.type == "meta", function
             return made
 
-    args = script.completed(script.Args(buffer_size=ROWS), script.Env("toy_envs:Point-v0"))
+    arguments = {"network": network} if network else {}
+    args = script.completed(script.Args(buffer_size=ROWS, **arguments), script.Env("toy_envs:Point-v0"))
     agent = script.Agent(args, OBS, ACTIONS).to("meta")
     replay = torch.empty(ROWS, 2 * OBS + ACTIONS + 2, device="meta")
     stored, q_lr = torch.zeros((), dtype=torch.float64, device="meta"), torch.zeros((), device="meta")
     with torch.no_grad(), OnlyOnMeta():
+        agent.observe(1, replay[0], None, None)
         agent.explore(replay[:1, :OBS], None)
         agent.learn(agent.draw(replay, stored, None), q_lr)

@@ -14,11 +14,11 @@ WAYS = [{"compile": True, "cudagraphs": False}, {"compile": False, "cudagraphs":
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: "+".join(name for name in way if way[name]))
-def test_compiled_and_captured_are_eager(script, way):
-    """On the same noise and transitions, over 50 steps with a learning rate that a graph must see change."""
+def test_compiled_and_captured_are_eager(script, network, way):
+    """On the same noise and transitions, over 50 steps with a learning rate and statistics that a graph must see change."""
     script.set_up_torch(script.Args(cuda=True))  # deterministic kernels, as in a run
-    eager = make_learner(script, "cuda", compile=False, cudagraphs=False)
-    check_fast_way(script, make_learner(script, "cuda", **way), eager, steps=50)
+    eager = make_learner(script, "cuda", network, compile=False, cudagraphs=False)
+    check_fast_way(script, make_learner(script, "cuda", network, **way), eager, steps=50)
 
 
 @every_script

@@ -22,7 +22,7 @@ RANGES = {"beta": {"U1": (0.1, 0.8), "U2": (0.1, 0.3)}, "k": {"U1": (1, 2.7), "U
 
 
 def make_learner(script, transitions=40, **options):
-    """A small learner that has stored the rows of `stored()`; options that a script does not have are left out."""
+    """A small learner that has stored and observed the rows of `stored()`; options that a script does not have are left out."""
     sizes = {"num_critics": 3, "hidden_dim": 16, "batch_size": 8, "utd": 2, "buffer_size": CAPACITY, "compile": False}
     rates = {"q_lr": 3e-3, "q_lr_init": 1e-3, "policy_lr": 2e-3, "alpha_lr": 5e-3, "learning_starts": 100, "q_lr_warmup_end": 200}
     others = {"beta_min": 0.1, "train_k_max": 2.7, "initial_log_alpha": -1.0, "target_entropy": -1.5}
@@ -118,7 +118,7 @@ def test_minimum_over_a_random_subset(script, members):
 
 
 # Networks ---
-def test_log_probability(script):
+def test_log_probability(script, network):
     """Against torch.distributions, and far out, where log(1 - tanh(u)^2) is log 4 - 2 |u|; log_std is clamped."""
     squashed_gaussian = function_of(script, "squashed_gaussian")
     mean, log_std, noise = 0.5 * torch.randn(3, 200, ACT, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -129,16 +129,16 @@ def test_log_probability(script):
     _, log_prob = squashed_gaussian(*torch.zeros(2, 2, 1), torch.tensor([[40.0], [-40.0]]))
     assert log_prob.tolist() == pytest.approx([-720 - 0.5 * math.log(2 * math.pi) - math.log(4)] * 2)
 
-    actor = make_learner(script).agent.actor
+    actor = make_learner(script, network=network).agent.actor
     for parameter in actor.parameters():
         parameter *= 1000
     _, log_std = actor(torch.randn(99, OBS), torch.ones(99, script.CONDITIONS))
     assert (log_std.min(), log_std.max()) == (-10, 2)
 
 
-def test_the_ensemble_is_separate_networks(script):
+def test_the_ensemble_is_separate_networks(script, network):
     """The parameters of a member, the first dimension's entries in layers of any kind, move its values and no others."""
-    critic = make_learner(script).agent.critic.eval()
+    critic = make_learner(script, network=network).agent.critic.eval()
     inputs = torch.randn(20, OBS + ACT + script.CONDITIONS)
     for member, (name, parameter) in itertools.product(range(3), critic.named_parameters()):
         before = critic(inputs)
@@ -156,9 +156,53 @@ def test_a_layer_of_the_ensemble(script, width):
         torch.testing.assert_close(layer(x), torch.matmul(x, layer.weight) + layer.bias)
 
 
-def test_initial_weights(script):
+def test_simba(script):
+    """Its equations: normalised observations, a residual block and layer normalisation before the last layers."""
+    agent = make_learner(script, network="simba").agent.double()
+    seen = stored(40)[:, :OBS].double().numpy()
+    mean, variance = torch.from_numpy(seen.mean(0)), torch.from_numpy(seen.var(0))
+    torch.manual_seed(0)
+    for parameter in agent.parameters():
+        parameter.normal_()
+    obs = 20 * torch.randn(30, OBS, dtype=torch.float64)  # some of which are clipped
+    action = torch.rand(30, ACT, dtype=torch.float64)
+    condition = 1 + torch.rand(30, script.CONDITIONS, dtype=torch.float64)
+
+    def layers(parameters):
+        parameters = list(parameters)
+        return list(zip(parameters[::2], parameters[1::2], strict=True))
+
+    q = agent.critic(script.critic_inputs(obs, action, condition))
+    for member in range(3):
+        *hidden, (weight, bias) = layers(parameter[member] for parameter in agent.critic.parameters())
+        x = reference.simba_features(obs, torch.cat([action, condition.log()], 1), mean, variance, hidden)
+        torch.testing.assert_close(q[member], (x @ weight + bias)[:, 0])
+
+    all_layers = [(weight.T, bias) for weight, bias in layers(agent.actor.parameters())]
+    x = reference.simba_features(obs, condition.log(), mean, variance, all_layers[:3])
+    first, *others = (x @ weight + bias for weight, bias in all_layers[3:])
+    expected = (first, others[0].clip(-10, 2)) if others else first.tanh()
+    torch.testing.assert_close(agent.actor(obs, condition), expected)
+
+
+def test_statistics(script):
+    """Those of NumPy in float64, of observations far from 0 and a constant one; all networks have them."""
+    agent = make_learner(script, transitions=0, network="simba").agent
+    rows = 1e4 + torch.randn(10_000, 2 * OBS + ACT + 2, generator=torch.Generator().manual_seed(0)) * 10 ** torch.arange(10.0)
+    rows[:, 0] = 7.1
+    for step, row in enumerate(rows):
+        agent.observe(step + 1, row, None, None)
+    seen = rows[:, :OBS].double().numpy()
+    np.testing.assert_allclose(agent.obs_norm.mean, seen.mean(0), rtol=1e-9)
+    np.testing.assert_allclose(agent.obs_norm.var, seen.var(0), rtol=1e-9)
+    inputs = rows[:20, : OBS + ACT + script.CONDITIONS]
+    torch.testing.assert_close(agent.target(inputs), agent.critic(inputs))
+    assert {*agent.actor.buffers()} == {*agent.critic.buffers()} == {*agent.obs_norm.buffers()}
+
+
+def test_initial_weights(script, network):
     """U(+-1/sqrt(fan-in)) of one member, different in all; biases likewise, but zero in the critics."""
-    agent = make_learner(script, transitions=0, hidden_dim=64).agent
+    agent = make_learner(script, transitions=0, hidden_dim=64, network=network).agent
     for layer in itertools.chain(*(getattr(agent, name).modules() for name in agent.adam)):
         if isinstance(layer, (torch.nn.Linear, script.EnsembleLinear)):
             bound = layer.weight.shape[1] ** -0.5
@@ -174,18 +218,18 @@ def test_initial_weights(script):
 # One environment step ---
 VARIANTS = (
     {},
-    {"gamma": 0.7, "tau": 0.1, "utd": 3},
+    {"gamma": 0.7, "tau": 0.1, "utd": 3, "weight_decay": 0.3},
     {"temperature_network": False},
     {"autotune": False, "alpha": 0.3},
     {"target_rule": "in-target-min", "min_size": 1.5},
 )
 
 
-def test_an_environment_step(script):
+def test_an_environment_step(script, network):
     """Where parameters and Adam's moments go in G critic and Polyak steps, then one of the actor, then one of the temperature."""
     for options in VARIANTS:
         if all(hasattr(script.Args, name) for name in options):
-            learner = make_learner(script, **options)
+            learner = make_learner(script, network=network, **options)
             for step in range(101, 106):
                 learner.update(step)  # targets and moments of their own
             drawn, q_lr = drawn_by(learner)
@@ -232,7 +276,7 @@ def minibatches(args, drawn):
 def adam_step(agent, name, loss, lr):
     """One step of the optimiser, which goes on from the agent's moments and changes them."""
     parameters, state = list(getattr(agent, name).parameters()), agent.adam[name]
-    optimizer = reference.OPTIMIZER(parameters, lr)
+    optimizer = reference.optimizer(name, parameters, lr, agent.args)
     moments = zip(state.first.parameters(), state.second.parameters(), strict=True)
     gradients = torch.autograd.grad(loss, parameters)
     for parameter, gradient, (first, second) in zip(parameters, gradients, moments, strict=True):

@@ -5,8 +5,9 @@ speed.py --peer-python PYTHON starts it, with the Python of a virtual environmen
     pip install sbx-rl==0.28.0 stable_baselines3==2.9.2 jax==0.10.2 jaxlib==0.10.2 flax==0.12.8 optax==0.2.8 \\
         tfp-nightly==0.26.0.dev20261027 torch==2.13.0 "gymnasium[mujoco]==1.4.0" mujoco==4.0.0 numpy==2.4.6
 
-Arguments: environment, G, N, batch size, width of the hidden layers. For each line with a number of seconds on standard input,
-it trains that long and answers with the seconds of one step.
+Arguments: environment, G, N, batch size, width, and mlp or simba: MlpPolicy with two hidden layers, or SimbaPolicy with one block
+in actor and critics. SimbaPolicy has scale and shift in its layer normalisation, and does not normalise observations. For each
+line with a number of seconds on standard input, it trains that long and answers with the seconds of one step.
 """
 
 import sys
@@ -18,16 +19,17 @@ from sbx import SAC
 from stable_baselines3.common.logger import configure
 
 env = gym.make(sys.argv[1])
-utd, num_critics, batch_size, hidden_dim = map(int, sys.argv[2:])
+utd, num_critics, batch_size, hidden_dim = map(int, sys.argv[2:6])
+policy, widths = {"mlp": ("MlpPolicy", [hidden_dim] * 2), "simba": ("SimbaPolicy", [hidden_dim])}[sys.argv[6]]
 model = SAC(
-    "MlpPolicy",
+    policy,
     env,
     learning_starts=0,
     batch_size=batch_size,
     gradient_steps=utd,
     policy_delay=utd,
     buffer_size=20_000,
-    policy_kwargs={"n_critics": num_critics, "net_arch": [hidden_dim, hidden_dim]},
+    policy_kwargs={"n_critics": num_critics, "net_arch": widths},
 )
 model.set_logger(configure(None, []))
 for _ in range(5_000):

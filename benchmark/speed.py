@@ -1,6 +1,7 @@
 """Time an environment step of training: every script, mode and precision in turns, beside the machine's floor and a peer.
 
     python benchmark/speed.py --modes compile eager
+    python benchmark/speed.py --network simba --utd 5 --num-critics 5
     python benchmark/speed.py --scripts rac_sac.py /tmp/before/rac_sac.py --repeats 22
     python benchmark/speed.py --loop-steps 200 --peer-python /tmp/peer/bin/python --out speed.json
 
@@ -13,8 +14,8 @@ blocks of the same turn: compare these, not times of different calls. `--scripts
 What an option of the compiler brings, a copy of a script with other COMPILER_OPTIONS tells.
 
 The floor has two parts, measured in every turn: the updates' matrix products at the rate of the fastest exact float32 batched
-product, and what Adam and Polyak read and write at the rate of a large copy. Ctrl-C ends with what has been measured by then.
-Needs pandas.
+product, of the shape of the critics' largest, and what Adam and Polyak read and write at the rate of a large copy. Ctrl-C ends
+with what has been measured by then. Needs pandas.
 """
 
 import contextlib
@@ -53,8 +54,8 @@ class Options:
     utd: int = 20  # critic updates per environment step
     num_critics: int = 10  # ensemble size
     batch_size: int = 256  # minibatch
-    network: Literal["mlp", "simba"] = "mlp"  # the kind of networks
-    hidden_dim: int | None = None  # width of the hidden layers; by default that of the network
+    network: Literal["mlp", "simba"] | None = None  # by default the scripts'
+    hidden_dim: int | None = None  # width of the networks; by default the scripts'
     cuda: bool | None = None  # whether to use the GPU; by default, when one is present
     repeats: int = 5  # turns
     block_seconds: float = 1.0  # how long updates are timed in a turn
@@ -75,11 +76,11 @@ def make_learner(options: Options, script: str, mode: str, precision: str) -> tu
     spec = spec_from_file_location(name, path)
     module = sys.modules[name] = module_from_spec(spec)
     spec.loader.exec_module(module)
+    sizes = {name: getattr(options, name) for name in ("env_id", "utd", "num_critics", "batch_size")}
+    optional = {name: getattr(options, name) for name in ("network", "hidden_dim", "cuda")}
     args = module.Args(
-        **{
-            size: getattr(options, size)
-            for size in ("env_id", "utd", "num_critics", "batch_size", "network", "hidden_dim", "cuda")
-        },
+        **sizes,
+        **{name: value for name, value in optional.items() if value is not None},
         compile="compile" in mode,
         cudagraphs="graph" in mode,
         matmul_precision=precision,
@@ -105,7 +106,8 @@ def step_work(agent, options: Options) -> dict:
     """FLOP of the matrix products of an environment step's updates, and bytes that Adam and Polyak move in it.
 
     A product takes two FLOP for each weight, sample and pass. A critic update makes nine passes over the critics' parameters: it
-    reads gradient, parameters, both moments and target, and writes all but the gradient.
+    reads gradient, parameters, both moments and target, and writes all but the gradient. product: the shape of the critics'
+    largest, members, samples, inputs, outputs.
     """
     critic, actor = (
         [parameter.numel() for name, parameter in network.named_parameters() if name.endswith("weight")]
@@ -118,7 +120,12 @@ def step_work(agent, options: Options) -> dict:
     fresh_actions = options.utd + hasattr(agent, "temperature")  # minibatches of them, for the targets and for the temperature
     passes = options.utd * critic_update + actor_update + fresh_actions * sum(actor)
     parameters_bytes = sum(parameter.nbytes for parameter in agent.critic.parameters())
-    return {"flop": 2 * options.batch_size * passes, "bytes": 9 * options.utd * parameters_bytes}
+    members, *widths = max(agent.critic.parameters(), key=torch.numel).shape
+    return {
+        "flop": 2 * options.batch_size * passes,
+        "bytes": 9 * options.utd * parameters_bytes,
+        "product": (members, options.batch_size, *widths),
+    }
 
 
 def seconds_of(statement: str, **tensors) -> float:
@@ -130,12 +137,12 @@ def seconds_of(statement: str, **tensors) -> float:
 def time_floor(work: dict, device: torch.device) -> dict:
     """Seconds of the products, and of moving what Adam and Polyak move.
 
-    The products' rate is that of ten of 256 x 256 x 256, the work's own, at the fastest precision setting that is exact float32;
-    on a GPU, where these would measure the launch, of larger ones. Bytes move at the rate of a copy of 128 MiB, which reads and
-    writes them.
+    The products' rate is that of work["product"] at the fastest precision setting that is exact float32; on a GPU, where it would
+    measure the launch, of a larger one. Bytes move at the rate of a copy of 128 MiB, which reads and writes them.
     """
-    size = 2048 if device.type == "cuda" else 256
-    a, b = torch.randn(2, 10, size, size, device=device)
+    members, samples, inputs, outputs = work["product"] if device.type == "cpu" else (10, 2048, 2048, 2048)
+    a = torch.randn(members, samples, inputs, device=device)
+    b = torch.randn(members, inputs, outputs, device=device)
     exact = a.double() @ b.double()
     seconds = []
     for precision in ("highest", "high", "medium"):
@@ -143,7 +150,7 @@ def time_floor(work: dict, device: torch.device) -> dict:
         if (a @ b - exact).norm() < 1e-6 * exact.norm():
             seconds.append(seconds_of("a @ b", a=a, b=b))
     source, target = copies = torch.ones(2, 2**25, device=device)
-    products = work["flop"] * min(seconds) / (2 * size * a.numel())
+    products = work["flop"] * min(seconds) / (2 * a.numel() * outputs)
     moves = work["bytes"] * seconds_of("target.copy_(source)", source=source, target=target) / copies.nbytes
     return {"updates": products + moves, "products": products, "Adam, Polyak": moves}
 
@@ -174,9 +181,9 @@ def time_script(env, learner, precision: str, options: Options) -> dict:
     return {**seconds, "loop": (time.perf_counter() - start) / options.loop_steps}
 
 
-def start_peer(options: Options):
-    """SBX in a process of its own, which waits while others are timed; returns the function that times it."""
-    sizes = (options.env_id, options.utd, options.num_critics, options.batch_size, options.hidden_dim)
+def start_peer(options: Options, args):
+    """SBX in a process of its own, which waits while others are timed; returns the function that times it. args: a script's."""
+    sizes = (args.env_id, args.utd, args.num_critics, args.batch_size, args.hidden_dim, getattr(args, "network", "mlp"))
     peer = subprocess.Popen(
         # env says it where there is no such Python.
         ["env", options.peer_python, ROOT / "benchmark/peer_sbx.py", *map(str, sizes)],
@@ -214,7 +221,7 @@ def main(arguments=None) -> None:
         title = " ".join(combination)
         programs[title] = partial(time_script, env, learner, torch.get_float32_matmul_precision(), options)
     if options.peer_python:
-        programs["SBX"] = start_peer(options)
+        programs["SBX"] = start_peer(options, learner.args)
     work = step_work(learner.agent, options)
     programs["floor"] = partial(time_floor, work, learner.device)
     conditions = {

@@ -27,8 +27,8 @@ every_script = pytest.mark.every_script  # a test of the command line, for each 
 
 # A fork in place of the scripts ---
 # They know values, flags or functions of these scripts
-OF_THE_FOUR = """test_targets_by_hand test_simba test_statistics test_defaults test_ablations_and_redq test_wrong_calls
-test_actions_within_their_bounds test_a_program_without_a_guard test_a_return_that_is_no_number""".split()
+OF_THE_FOUR = """test_targets_by_hand test_simba test_statistics test_statistics_in_files test_defaults test_ablations_and_redq
+test_wrong_calls test_actions_within_their_bounds test_a_program_without_a_guard test_a_return_that_is_no_number""".split()
 
 
 def pytest_collection_modifyitems(config, items):
@@ -43,6 +43,11 @@ def pytest_collection_modifyitems(config, items):
 def scripts(config) -> list[Path]:
     given = config.getoption("--script")
     return [given.resolve()] if given else [ROOT / f"{name}.py" for name in SCRIPTS]
+
+
+def with_network(network: str | None) -> list[str]:
+    """Arguments of a run with these networks."""
+    return ["--network", network] if network else []
 
 
 def load_script(path: Path):

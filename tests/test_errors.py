@@ -19,6 +19,7 @@ WRONG = (
     ("--gamma 1.5", r"gamma is 1.5; it must be above 0 and at most 1"),
     ("--tau nan", r"tau is nan; "),
     ("--seed -1", r"seed is -1; "),
+    ("--weight-decay -1", r"weight_decay is -1.0; it must be at least 0"),
     ("--beta-min 0.5", r"beta_min is 0.5; .*explore_beta_max"),
     ("--explore-beta-max 0.9", r"explore_beta_max is 0.9; .*train_beta_max"),
     ("--num-eval-policies 0", r"num_eval_policies is 0; "),

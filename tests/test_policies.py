@@ -9,12 +9,13 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, TINY, every_script
-from test_resume import brief
+from conftest import ROOT, TINY, every_script, read_rows, with_network
+from test_resume import brief, checkpoint_of
 
 import rac_sac
 
-FRESH = int(np.random.SeedSequence([1, 1]).generate_state(1)[0] >> 2)  # the first fresh episode's seed in a run of seed 1
+# The first seeds of evaluations and of fresh episodes in a run of seed 1
+EVALUATION, FRESH = (int(np.random.SeedSequence([1, purpose]).generate_state(1)[0] >> 2) for purpose in (0, 1))
 
 
 def play(act, env_id: str, seeds) -> list[tuple[float, float]]:
@@ -115,6 +116,44 @@ def test_a_strangers_file_runs_no_code(cli):
     with pytest.raises(cli.script.UserError, match="cannot be read"):
         cli.script.load_policy(cli.folder / "odd.pt")
     assert not (cli.folder / "evil").exists()
+
+
+@every_script
+def test_statistics_in_files(cli):
+    """Of --network simba: of all that training had observed by then, and nothing else; so a policy acts as the run's did."""
+    run_dir = brief(cli, "run", *"--network simba --buffer-size 200 --snapshot-frequency 50 --eval-workers 1".split())
+    observed = checkpoint_of(run_dir)["replay"][:, :2].double().numpy()
+    cli.call("--evaluate", run_dir)
+    policy = cli.script.load_policy(run_dir)
+    episodes = play(policy, "toy_envs:Point-v0", range(EVALUATION, EVALUATION + 2))
+    assert np.mean(episodes, 0)[0] == pytest.approx(float(read_rows(run_dir / "eval.csv")[-1]["eval/best_return"]), rel=1e-4)
+    states = [(200, policy.actor.state_dict()), (200, checkpoint_of(run_dir)["learner"]["agent"])]
+    for path in [*run_dir.glob("*policy.pt"), *run_dir.glob("snapshots/*.pt")]:
+        content = torch.load(path, weights_only=True)
+        step = content["evaluation"]["global_step"]
+        states += [(step, content[network]) for network in ("actor", "critic") if network in content]
+    assert len(states) == 10
+    for step, state in states:
+        for end, expected in ((".mean", observed[:step].mean(0)), (".var", observed[:step].var(0))):
+            statistics = [tensor for name, tensor in state.items() if name.endswith(end) and not name.startswith("adam")]
+            assert statistics
+            for statistic in statistics:
+                np.testing.assert_allclose(statistic, expected, rtol=1e-9)
+
+
+@pytest.mark.slow
+def test_export(cli, network):
+    """As docs/details.md has it, with its dynamic number of rows."""
+    run_dir = brief(cli, "run", *with_network(network))
+    text = (ROOT / "docs/details.md").read_text()
+    (code,) = re.findall(r"^```python\n(.*?export.*?)^```", text, re.M | re.S)
+    scope = {}
+    cli.monkeypatch.chdir(cli.folder)
+    exec(code.replace("runs/NAME", str(run_dir)).replace("OBS_DIM", "2").replace("rac_sac", cli.name), scope)
+    policy, obs = scope["policy"], torch.randn(7, 2)
+    condition = cli.script.played_condition(policy.best, 7)
+    exported = torch.export.load("actor.pt2").module()
+    torch.testing.assert_close(exported(obs, condition), policy.actor(obs, condition))
 
 
 # Videos ---

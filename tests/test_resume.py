@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 import toy_envs
-from conftest import TINY, every_script, last_step, read_rows, wait_until, without_wall_clock
+from conftest import TINY, every_script, last_step, read_rows, wait_until, with_network, without_wall_clock
 from toy_envs import Point
 
 # Evaluations at steps 100, 150 and 200; the replay wraps at step 120.
@@ -65,11 +65,23 @@ def test_signals_write_a_checkpoint_and_say_how_to_go_on(cli):
 
 
 @every_script
-def test_in_the_middle_of_an_episode_with_a_wrapped_replay(cli):
+def test_in_the_middle_of_an_episode_with_a_wrapped_replay(cli, network):
     """All scripts, for each has noise and networks of its own."""
-    stop(cli, "cut", 157)
+    stop(cli, "cut", 157, *with_network(network))
     cli.call("--resume", "runs/cut")
-    assert_same_run(brief(cli, "whole"), cli.folder / "runs/cut")
+    assert_same_run(brief(cli, "whole", *with_network(network)), cli.folder / "runs/cut")
+
+
+def test_a_run_of_an_earlier_version(cli):
+    """Which lacks arguments that have come since: it goes on with their defaults."""
+    stop(cli, "cut", 157)
+    cut = cli.folder / "runs/cut"
+    content = checkpoint_of(cut)
+    for name in ("network", "weight_decay"):
+        content["args"].pop(name, None)
+    torch.save(content, cut / "checkpoint.pt")
+    cli.call("--resume", cut)
+    assert_same_run(brief(cli, "whole"), cut)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -125,7 +137,7 @@ def check_files(run_dir: Path) -> None:
 
 
 @pytest.mark.slow
-def test_kills_at_random_moments(cli):
+def test_kills_at_random_moments(cli, network):
     """While checkpoints are written all the time, and evaluations pend."""
     cut = cli.folder / "runs/cut"
 
@@ -140,11 +152,11 @@ def test_kills_at_random_moments(cli):
         assert 0 < checkpoint_of(cut)["progress"]["step"] < 600
 
     options = "--env-id toy_envs:Point-v0 --run-name cut --total-timesteps 600 --eval-workers 1 --checkpoint-seconds 0"
-    kill(*TINY, *BRIEF, *options.split())
+    kill(*TINY, *BRIEF, *options.split(), *with_network(network))
     for _ in range(3):
         kill("--resume", cut)
     cli.call("--resume", cut, "--eval-workers", "0")
-    assert_same_run(brief(cli, "whole", "--total-timesteps", "600"), cut)
+    assert_same_run(brief(cli, "whole", "--total-timesteps", "600", *with_network(network)), cut)
 
 
 def test_rows_after_the_checkpoint_are_dropped(cli):

@@ -17,11 +17,10 @@ COMMON = {
     "batch_size": 256,
     "utd": 20,
     "num_critics": 10,
-    "hidden_dim": 256,
     "learning_starts": 5000,
 }
-COMMON |= {"policy_lr": 3e-4, "q_lr": 3e-4, "q_lr_init": 3e-5, "q_lr_warmup_end": 10_000, "eval_frequency": 1000}
-COMMON |= {"eval_episodes": 10}
+COMMON |= {"policy_lr": 3e-4, "q_lr": 3e-4, "q_lr_warmup_end": 10_000, "eval_frequency": 1000, "eval_episodes": 10}
+COMMON |= {"network": "mlp"}
 BETAS = {"beta_min": 1e-7, "train_beta_max": 0.8, "explore_beta_max": 0.3, "num_eval_policies": 12}
 TEMPERATURE = {"autotune": True, "alpha_lr": 3e-4, "initial_log_alpha": -5, "temperature_network": True}
 OWN = {
@@ -30,6 +29,8 @@ OWN = {
     "vanilla_rac": {"autotune": True, "alpha_lr": 3e-4, "initial_log_alpha": -3, "target_rule": "upq", "min_size": 2},
     "rac_itm": {**TEMPERATURE, "train_k_max": 2, "explore_k_max": 1.5, "num_eval_policies": 12},
 }
+# Network: width, learning rate of the critics at first, weight decay.
+BY_NETWORK = {"mlp": (256, 3e-5, 0), "simba": (128, 3e-4, 0.01)}
 # Environment: steps, replay capacity, beta of Vanilla RAC, target entropy.
 BY_ENVIRONMENT = {
     "Humanoid-v4": (1_000_000, 300_000, 0.2, -17),
@@ -47,6 +48,11 @@ def test_defaults(cli):
     expected = COMMON | OWN[cli.name]
     assert {name: args[name] for name in expected} == expected
     assert ("k" if cli.name == "rac_itm" else "beta") == cli.script.CONDITION
+    for network, expected in BY_NETWORK.items():
+        args = cli.script.completed(cli.script.Args(network=network), cli.script.Env("Hopper-v4"))
+        assert (args.hidden_dim, args.q_lr_init, args.weight_decay) == expected
+    args = cli.script.completed(cli.script.Args(network="simba", q_lr=1e-3, hidden_dim=8), cli.script.Env("Hopper-v4"))
+    assert (args.hidden_dim, args.q_lr_init) == (8, 1e-3)
     small = {"num_critics": 2, "hidden_dim": 1, "compile": False, "eval_workers": 0}
     cli.monkeypatch.chdir(cli.folder)
     for env_id, (steps, capacity, beta, target_entropy) in BY_ENVIRONMENT.items():

@@ -29,6 +29,7 @@ def speed(monkeypatch, tmp_path):
         ("", 2 * 256 * 61_499_392, 20 * 9 * 4 * 755_210),
         (TINY, 2 * 16 * 6_192, 2 * 9 * 4 * 627),
         (f"{TINY} --scripts rac_td3", 2 * 16 * 5_864, 2 * 9 * 4 * 627),
+        (f"{TINY} --network simba", 2 * 16 * 22_320, 2 * 9 * 4 * 2_067),
     ],
 )
 def test_work_of_an_environment_step(speed, arguments, flop, moved):
@@ -42,6 +43,8 @@ def test_work_of_an_environment_step(speed, arguments, flop, moved):
     Hopper-v4, 16 samples: three critics of 15 * 8 + 8 * 8 + 8 = 192 weights, 120 in the first layer, 627 parameters in all; the
     actor has 12 * 8 + 8 * 8 + 8 * 6 = 208, 96 in the first: 2 * (3 * (4 * 192 - 120) + 208) + 2 * 576 + 3 * 208 - 96 + 208.
     TD3's actor has 184, and there is no temperature: 2 * (3 * (4 * 192 - 120) + 184) + 2 * 576 + 3 * 184 - 96.
+    simba: a critic has 15 * 8 + 2 * 8 * 32 + 8 = 640 weights and 49 biases, the actor 12 * 8 + 2 * 8 * 32 + 8 * 6 = 656:
+    2 * (3 * (4 * 640 - 120) + 656) + 2 * 1,920 + 3 * 656 - 96 + 656.
     """
     found = speed(arguments)
     assert (found["flop"], found["bytes"]) == (flop, moved)

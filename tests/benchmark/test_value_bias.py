@@ -86,10 +86,10 @@ def test_entropy_of_a_soft_q(cli, toy, measure):
 
 @only_td3
 @pytest.mark.parametrize("entry", [HopperEnv, AntEnv])
-def test_exact_restarts(cli, toy, measure, entry):
+def test_exact_restarts(cli, toy, measure, entry, network):
     """From one initial state and without noise, a continuation is the rest of the episode."""
     env_id = toy(entry, max_episode_steps=20, reset_noise_scale=0.0, terminate_when_unhealthy=False)
-    run = cli.train("run", *ONE_SNAPSHOT, "--exploration-noise", "0", env_id=env_id)
+    run = cli.train("run", *ONE_SNAPSHOT, "--exploration-noise", "0", "--network", network, env_id=env_id)
     set_outputs(run, critic=Q)
     rows = measure(run, "--pairs 8 --chosen 8 --continuations 1 --max-steps 5")
     import rac_td3
@@ -107,7 +107,7 @@ def test_exact_restarts(cli, toy, measure, entry):
 @every_script
 def test_rows_of_a_run(cli, measure):
     """One for each snapshot; the same command measures only those that have none."""
-    run = cli.train("run", "--total-timesteps", "300", "--snapshot-frequency", "100")
+    run = cli.train("run", *"--network simba --total-timesteps 300 --snapshot-frequency 100".split())
     rows = measure(run)
     column = f"eval/best_{cli.script.CONDITION}"
     assert list(rows) == ["global_step", column, "eval/bias_mean", "eval/bias_std"]

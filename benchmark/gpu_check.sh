@@ -63,6 +63,7 @@ export -f killed
     for env in Hopper Ant; do
         check "${speed[@]}" --env-id $env-v4 --loop-steps 300 --modes compile+graph --matmul-precision auto high
     done
+    check "${speed[@]}" --env-id Ant-v4 --loop-steps 300 --network simba --utd 5 --num-critics 5
     # compile last: what it compiled would be compiled again after another
     check "${speed[@]}" --env-id Hopper-v4 --loop-steps 30 --modes compile+graph graph eager compile
 } 2>&1 | tee "$log"

@@ -93,6 +93,9 @@ EXPERIMENTS = {
     "quick": Experiment(  # a seventh of the main experiment's time for a step
         ("rac_sac", "redq"), PAPER_ENVS[1:], "--utd 5 --num-critics 5 --eval-frequency 5000", "", 100_000, "quick_"
     ),
+    "simba": Experiment(
+        ("rac_sac", "redq"), PAPER_ENVS, "--utd 5 --num-critics 5 --network simba --eval-frequency 5000", "", 100_000, "simba_"
+    ),
     "smoke": Experiment(  # all algorithms with tiny networks, in minutes
         ("rac_sac", "rac_td3", "vanilla_rac", "rac_itm", "redq", *BASELINES),
         ("Hopper-v4", "InvertedPendulum-v4"),
@@ -116,7 +119,9 @@ class Options:
     env_ids: tuple[str, ...] = ()  # in place of the experiment's
     variants: tuple[str, ...] = ()  # only these of the experiment, by experiment name
     run_root: Path = Path("runs")  # on a cluster, storage that all nodes share under this path
-    total_timesteps: int | None = None  # environment steps of a run; by default 1e6 for Humanoid, 3e5 for others, 1e5 for quick
+    total_timesteps: int | None = (
+        None  # steps of a run; by default 1e6 for Humanoid, 3e5 for others, 1e5 for quick and simba
+    )
     address: str | None = None  # an existing Ray cluster: auto, or host:port; by default a Ray of its own on this machine
     cpus_per_run: int = 1  # cores of each run
     gpus_per_run: float = 0.0  # share of a GPU of each run; 0 trains on the CPU

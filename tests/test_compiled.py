@@ -13,12 +13,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 OBS, ACTIONS, ROWS = 5, 2, 60
 
 
-def make_learner(script, device: str, network: str | None, **arguments):
-    """A small learner that is warmed up, with a full replay and rates that change over its steps."""
+def make_learner(script, device: str, **arguments):
+    """A small learner that is warmed up, with a full replay and rates that change over its steps.
+
+    Arguments that a script does not have are left out.
+    """
     sizes = {"batch_size": 32, "hidden_dim": 16, "utd": 3, "num_critics": 4, "buffer_size": ROWS, "learning_starts": 0}
     rates = {"q_lr_init": 3e-5, "q_lr_warmup_end": 100}
-    arguments |= {"network": network} if network else {}
-    args = script.completed(script.Args(**sizes, **rates, **arguments), script.Env("toy_envs:Point-v0"))
+    known = {name: value for name, value in (sizes | rates | arguments).items() if hasattr(script.Args, name)}
+    args = script.completed(script.Args(**known), script.Env("toy_envs:Point-v0"))
     learner = script.Learner(args, OBS, ACTIONS, torch.device(device))
     learner.agent.eval()  # for a fork with dropout
     learner.warm_up()
@@ -59,7 +62,7 @@ def check_fast_way(script, fast, eager, steps: int) -> None:
 
 @pytest.mark.slow
 def test_compiled_is_eager(script, network):
-    learners = [make_learner(script, "cpu", network, compile=compile) for compile in (True, False)]
+    learners = [make_learner(script, "cpu", network=network, compile=compile) for compile in (True, False)]
     check_fast_way(script, *learners, steps=20)
 
 
@@ -127,8 +130,8 @@ def test_an_exception_of_the_algorithm(cli, way):
     assert "do not work here" not in cli.capsys.readouterr().err
 
 
-def test_learning_reads_nothing_back(script, network):
-    """An environment step's updates on a device that has no numbers: none is read, and no tensor is made elsewhere."""
+def test_a_step_reads_nothing_back(script, network):
+    """Observing, acting and learning on a device that has no numbers: none is read, and no tensor is made elsewhere."""
 
     class OnlyOnMeta(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, arguments=(), options=None):
@@ -137,9 +140,7 @@ def test_learning_reads_nothing_back(script, network):
                 assert tensor is None or tensor.device.type == "meta", function
             return made
 
-    arguments = {"network": network} if network else {}
-    args = script.completed(script.Args(buffer_size=ROWS, **arguments), script.Env("toy_envs:Point-v0"))
-    agent = script.Agent(args, OBS, ACTIONS).to("meta")
+    agent = make_learner(script, "cpu", network=network, compile=False).agent.to("meta")
     replay = torch.empty(ROWS, 2 * OBS + ACTIONS + 2, device="meta")
     stored, q_lr = torch.zeros((), dtype=torch.float64, device="meta"), torch.zeros((), device="meta")
     with torch.no_grad(), OnlyOnMeta():

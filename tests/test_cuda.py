@@ -10,15 +10,20 @@ from test_compiled import check_fast_way, make_learner
 from test_resume import assert_same_run, brief, call, checkpoint_of, stop
 
 pytestmark = [*needs_gpu, pytest.mark.slow]
-WAYS = [{"compile": True, "cudagraphs": False}, {"compile": False, "cudagraphs": True}, {"compile": True, "cudagraphs": True}]
+WAYS = {
+    "compile": {"compile": True, "cudagraphs": False},
+    "cudagraphs": {"compile": False, "cudagraphs": True},
+    "compile+cudagraphs": {"compile": True, "cudagraphs": True},
+    "compile+cudagraphs, simba": {"compile": True, "cudagraphs": True, "network": "simba"},
+}
 
 
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: "+".join(name for name in way if way[name]))
-def test_compiled_and_captured_are_eager(script, network, way):
+@pytest.mark.parametrize("way", WAYS)
+def test_compiled_and_captured_are_eager(script, way):
     """On the same noise and transitions, over 50 steps with a learning rate and statistics that a graph must see change."""
     script.set_up_torch(script.Args(cuda=True))  # deterministic kernels, as in a run
-    eager = make_learner(script, "cuda", network, compile=False, cudagraphs=False)
-    check_fast_way(script, make_learner(script, "cuda", network, **way), eager, steps=50)
+    eager = make_learner(script, "cuda", **WAYS[way] | {"compile": False, "cudagraphs": False})
+    check_fast_way(script, make_learner(script, "cuda", **WAYS[way]), eager, steps=50)
 
 
 @every_script

@@ -82,6 +82,18 @@ def test_main_is_the_comparison_of_the_paper(call):
     assert runs["Humanoid-v4__tqc20__8"].total_timesteps == 1_000_000
 
 
+def test_simba(call):
+    """RAC-SAC and REDQ with the same networks at the same cost, to 100,000 steps."""
+    runs = {args.run_name: args for args in parsed(call, *"--experiment simba --seeds 1 --first-seed 2".split())}
+    environments = ("Hopper-v4", "Walker2d-v4", "Ant-v4", "Humanoid-v4")
+    assert {*runs} == {f"{env_id}__simba_{name}__2" for env_id in environments for name in ("rac_sac", "redq")}
+    for args in runs.values():
+        assert (args.network, args.utd, args.num_critics) == ("simba", 5, 5)
+        assert (args.eval_frequency, args.total_timesteps) == (5000, 100_000)
+    redq = runs["Walker2d-v4__simba_redq__2"]
+    assert (redq.target_rule, redq.target_entropy, redq.initial_log_alpha) == ("in-target-min", -3, 0)
+
+
 def test_own_scripts_and_what_follows_a_lone_dash(call, tmp_path):
     """Arguments that change what is learned are in the name; of a run's cores half evaluate."""
     (tmp_path / "my_rac.py").write_text((ROOT / "rac_sac.py").read_text())

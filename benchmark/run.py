@@ -119,9 +119,7 @@ class Options:
     env_ids: tuple[str, ...] = ()  # in place of the experiment's
     variants: tuple[str, ...] = ()  # only these of the experiment, by experiment name
     run_root: Path = Path("runs")  # on a cluster, storage that all nodes share under this path
-    total_timesteps: int | None = (
-        None  # steps of a run; by default 1e6 for Humanoid, 3e5 for others, 1e5 for quick and simba
-    )
+    total_timesteps: int | None = None  # steps of a run; default: Humanoid 1e6, others 3e5, in quick and simba 1e5
     address: str | None = None  # an existing Ray cluster: auto, or host:port; by default a Ray of its own on this machine
     cpus_per_run: int = 1  # cores of each run
     gpus_per_run: float = 0.0  # share of a GPU of each run; 0 trains on the CPU

@@ -120,11 +120,11 @@ def step_work(agent, options: Options) -> dict:
     fresh_actions = options.utd + hasattr(agent, "temperature")  # minibatches of them, for the targets and for the temperature
     passes = options.utd * critic_update + actor_update + fresh_actions * sum(actor)
     parameters_bytes = sum(parameter.nbytes for parameter in agent.critic.parameters())
-    members, *widths = max(agent.critic.parameters(), key=torch.numel).shape
+    *members, inputs, outputs = max((each for each in agent.critic.parameters() if each.ndim > 1), key=torch.numel).shape
     return {
         "flop": 2 * options.batch_size * passes,
         "bytes": 9 * options.utd * parameters_bytes,
-        "product": (members, options.batch_size, *widths),
+        "product": (*members, options.batch_size, inputs, outputs),
     }
 
 
@@ -140,9 +140,9 @@ def time_floor(work: dict, device: torch.device) -> dict:
     The products' rate is that of work["product"] at the fastest precision setting that is exact float32; on a GPU, where it would
     measure the launch, of a larger one. Bytes move at the rate of a copy of 128 MiB, which reads and writes them.
     """
-    members, samples, inputs, outputs = work["product"] if device.type == "cpu" else (10, 2048, 2048, 2048)
-    a = torch.randn(members, samples, inputs, device=device)
-    b = torch.randn(members, inputs, outputs, device=device)
+    *members, samples, inputs, outputs = work["product"] if device.type == "cpu" else (10, 2048, 2048, 2048)
+    a = torch.randn(*members, samples, inputs, device=device)
+    b = torch.randn(*members, inputs, outputs, device=device)
     exact = a.double() @ b.double()
     seconds = []
     for precision in ("highest", "high", "medium"):

@@ -29,7 +29,7 @@ def make_learner(script, device: str, **arguments):
     for step in range(ROWS):
         obs, next_obs = rng.normal(size=(2, OBS))
         row = learner.store(step, obs, rng.uniform(-1, 1, ACTIONS), rng.normal(), step % 9 == 0, next_obs)
-        learner.agent.observe(step, row, None, learner.generator)
+        learner.agent.observe(step + 1, row, None, learner.generator)
     return learner
 
 

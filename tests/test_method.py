@@ -32,7 +32,7 @@ def make_learner(script, transitions=40, **options):
     script.fill_own_defaults(args, "Toy", ACT)
     learner = script.Learner(args, OBS, ACT, torch.device("cpu"))
     for step, row in enumerate(stored(transitions).numpy()):
-        learner.agent.observe(step, learner.store(step, row[:3], row[3:5], row[5], row[6], row[7:]), None, learner.generator)
+        learner.agent.observe(step + 1, learner.store(step, row[:3], row[3:5], row[5], row[6], row[7:]), None, learner.generator)
     return learner
 
 
@@ -190,11 +190,13 @@ def test_statistics(script):
     agent = make_learner(script, transitions=0, network="simba").agent
     rows = 1e4 + torch.randn(10_000, 2 * OBS + ACT + 2, generator=torch.Generator().manual_seed(0)) * 10 ** torch.arange(10.0)
     rows[:, 0] = 7.1
+    before = list(agent.buffers())
     for step, row in enumerate(rows):
         agent.observe(step + 1, row, None, None)
     seen = rows[:, :OBS].double().numpy()
     np.testing.assert_allclose(agent.obs_norm.mean, seen.mean(0), rtol=1e-9)
     np.testing.assert_allclose(agent.obs_norm.var, seen.var(0), rtol=1e-9)
+    assert all(buffer is same for buffer, same in zip(agent.buffers(), before, strict=True))  # in place, which CUDA graphs see
     inputs = rows[:20, : OBS + ACT + script.CONDITIONS]
     torch.testing.assert_close(agent.target(inputs), agent.critic(inputs))
     assert {*agent.actor.buffers()} == {*agent.critic.buffers()} == {*agent.obs_norm.buffers()}

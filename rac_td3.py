@@ -32,6 +32,7 @@ import math
 import multiprocessing.connection
 import os
 import platform
+import random
 import shlex
 import shutil
 import signal
@@ -39,19 +40,21 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, wait
+import traceback
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Literal, NamedTuple
 
-if __name__ == "__main__":  # before torch loads OpenMP: waiting threads leave their cores to the evaluation workers
+if "torch" not in sys.modules:  # before it loads OpenMP: waiting threads leave their cores to the evaluation workers
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 if __name__ == "__mp_main__":  # an evaluation worker
     os.environ.update(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
 
+import cloudpickle  # Gymnasium requires it
 import gymnasium as gym
 import numpy as np
 import torch
@@ -188,8 +191,11 @@ def drawn_condition(uniform, low, high):
 
 
 def played_condition(beta, rows):
-    """A beta, or one for each row, as the networks take it: (rows, 1)."""
-    return torch.from_numpy(np.broadcast_to(beta, rows).astype(np.float32))[:, None]
+    """A beta, or one for each row, as the networks take it: (rows, 1); ValueError for what is not above 0 and finite."""
+    condition = torch.from_numpy(np.broadcast_to(beta, rows).astype(np.float32))[:, None]
+    if not features(condition).isfinite().all():
+        raise ValueError(f"beta is {beta}; it must be above 0 and finite.")
+    return condition
 
 
 def features(condition):
@@ -545,6 +551,11 @@ class TrainingError(Exception):
     """Training cannot go on: shown as one sentence, exit code 1."""
 
 
+def absolute(path: str | Path) -> Path:
+    """As it is when it is given, for an environment may change the working directory; ~ is the home folder."""
+    return Path(os.path.abspath(os.path.expanduser(path)))
+
+
 class Learner:
     """An agent on its device: replay, noise, compiled functions, CUDA graphs.
 
@@ -700,26 +711,59 @@ def make_learner(args: Args, env: "Env", device: torch.device) -> Learner:
     return learner
 
 
-class Env(gym.Wrapper):
-    """An environment as this file sees it: observations (O,) float32, actions (A,) in [-1, 1]; UserError for another kind."""
+ENDED = threading.Event()  # in an evaluation worker: training has ended
 
-    def __init__(self, env_id: str, **options):
+
+@contextmanager
+def in_environment():
+    """Around what an environment does: that it ends the program is an error, or else a scheduler would book the run as done."""
+    if ENDED.is_set():
+        raise TrainingError("training has ended")
+    try:
+        yield
+    except SystemExit as error:
+        raise TrainingError(f"the environment ended the program, by sys.exit({error.code!r})") from error
+
+
+def seed_globals(seed: int) -> None:
+    """Python's and NumPy's own generators, from which some environments draw."""
+    random.seed(seed)
+    np.random.seed(seed)
+
+
+class Env(gym.Wrapper):
+    """An environment as this file sees it: observations (O,) float32, actions (A,) in [-1, 1]; UserError for another kind.
+
+    env: its id, or its specification. seed: of Python's and NumPy's own generators while it is made; reset() has one, too.
+    """
+
+    @in_environment()
+    def __init__(self, env: str | gym.envs.registration.EnvSpec, seed: int = 0, **options):
         gym.logger.min_level = gym.logger.ERROR  # every -v4 announces -v5
+        seed_globals(seed)
+        made = None
         try:
-            super().__init__(gym.make(env_id, **options))
-            self.obs_dim = gym.spaces.flatdim(self.env.observation_space)
+            made = gym.make(env, **options)
+            super().__init__(made)
+            self.obs_dim = gym.spaces.flatdim(made.observation_space)
+            space = made.action_space
+            if not isinstance(space, gym.spaces.Box) or space.dtype.kind != "f" or not space.is_bounded():
+                raise ValueError(f"it has actions of type {space}; only a continuous, bounded Box is supported")
         except (gym.error.Error, ImportError, NotImplementedError, ValueError) as error:
-            raise UserError(f"cannot use the environment {env_id!r}: {error}") from None
-        space = self.env.action_space
-        if not isinstance(space, gym.spaces.Box) or space.dtype.kind != "f" or not space.is_bounded():
-            raise UserError(f"{env_id} has actions of type {space}; only a continuous, bounded Box is supported.")
+            if made is not None:
+                made.close()
+            raise UserError(f"cannot use the environment {getattr(env, 'id', env)!r}: {error}") from None
         self.low, self.high = space.low, space.high
         self.action_dim = space.low.size
 
-    def reset(self, **options):
-        obs, info = self.env.reset(**options)
+    @in_environment()
+    def reset(self, *, seed: int | None = None, **options):
+        if seed is not None:
+            seed_globals(seed)
+        obs, info = self.env.reset(seed=seed, **options)
         return self.flat(obs), info
 
+    @in_environment()
     def step(self, action):
         obs, reward, terminated, truncated, info = self.env.step(to_bounds(action, self.low, self.high))
         if terminated not in (0, 1):
@@ -729,7 +773,10 @@ class Env(gym.Wrapper):
 
     def flat(self, obs):
         """A copy: an environment may use its array again."""
-        return gym.spaces.flatten(self.env.observation_space, obs).astype(np.float32)
+        flat = gym.spaces.flatten(self.env.observation_space, obs).astype(np.float32)
+        if flat.size != self.obs_dim:
+            raise TrainingError(f"the environment returned an observation of {flat.size} numbers; its space has {self.obs_dim}")
+        return flat
 
 
 def to_bounds(action, low, high):
@@ -770,17 +817,19 @@ def train(args: Args, stopped_by: list | tuple = (), defaults: Args | None = Non
     with ExitStack() as stack:
         if args.resume:
             args = resumed(args, defaults or Args())
-        env = stack.enter_context(Env(args.env_id))
+        run_root = absolute(args.run_root)
+        env = stack.enter_context(Env(args.env_id, args.seed % 2**32))
         args = completed(args, env)
         device = set_up_torch(args)
-        run_dir = Path(args.resume) if args.resume else new_run_dir(args, device)
+        run_dir = Path(args.resume) if args.resume else new_run_dir(args, run_root, device)
         undo = stack.enter_context(ExitStack())
         if not args.resume:
             undo.callback(shutil.rmtree, run_dir, ignore_errors=True)
         log = stack.enter_context(closing(Log(args, run_dir)))  # before what takes long, for it may refuse
-        evaluator = stack.enter_context(closing(Evaluator(args)))  # its workers start while the learner compiles
+        evaluator = stack.enter_context(closing(Evaluator(args, env)))  # its workers start while the learner compiles
         learner = make_learner(args, env, device)
         agent = learner.agent
+        evaluator.ready()
         progress = load_checkpoint(run_dir, learner, evaluator) if args.resume else Progress()
         save_checkpoint(run_dir, learner, progress, evaluator)
         undo.pop_all()  # from now on the run directory stays
@@ -864,8 +913,8 @@ def train(args: Args, stopped_by: list | tuple = (), defaults: Args | None = Non
             collect(seconds=1.0)
         if not stopped_by:
             save_checkpoint(run_dir, learner, progress, evaluator)  # with what has come
-    if args.capture_video and not stopped_by:
-        record_episode(args, load_policy(run_dir / "best_policy.pt"), run_dir)
+        if args.capture_video and progress.best and not stopped_by:
+            record_episode(args, load_policy(run_dir / "best_policy.pt"), run_dir, log)
     return {"run_dir": str(run_dir), **vars(progress)}
 
 
@@ -904,77 +953,139 @@ def play(envs: list[Env], actor: nn.Module, condition: float, seed: int) -> np.n
     return returns
 
 
-@cache
-def evaluation_envs(env_id: str, number: int) -> list[Env]:
-    """Environments that an evaluating process makes once."""
-    return [Env(env_id) for _ in range(number)]
-
-
-def play_policy(args: Args, parameters: dict, condition: float, purpose: int = EVALUATION) -> np.ndarray:
-    """Returns (E,) of an actor with these parameters under a condition.
-
-    With one thread and full precision, so that they are the same in a worker and in the training process.
-    """
-    envs = evaluation_envs(args.env_id, args.eval_episodes)
-    with torch.random.fork_rng(devices=[]):  # a resumed run does not repeat these draws
-        actor = make_actor(args, envs[0].obs_dim, envs[0].action_dim).eval()
-    actor.load_state_dict({name: torch.from_numpy(array) for name, array in parameters.items()})
+@contextmanager
+def alike_in_every_process():
+    """With one thread and full precision; training goes on with its own, and with its random numbers."""
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    python, numpy = random.getstate(), np.random.get_state()
     try:
         torch.set_num_threads(1)
         torch.set_float32_matmul_precision("highest")
-        return play(envs, actor, condition, first_seed(args, purpose))
+        with torch.random.fork_rng(devices=[]):
+            yield
     finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
         torch.set_num_threads(threads)
         torch.set_float32_matmul_precision(precision)
 
 
-def start_worker(lifeline) -> None:
-    """A worker yields to training, leaves Ctrl-C to it, and ends when the other end of its pipe is closed, however that ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+class Player(ExitStack):
+    """Plays policies in environments that it makes once, of an id or a specification, and closes in the end."""
+
+    def __init__(self, args: Args, env):
+        super().__init__()
+        self.args, self.env, self.envs = args, env, []
+
+    def make_envs(self) -> None:
+        while len(self.envs) < self.args.eval_episodes:
+            self.envs.append(self.enter_context(Env(self.env, first_seed(self.args, EVALUATION) + len(self.envs))))
+
+    @alike_in_every_process()
+    def play(self, parameters: dict, condition: float, purpose: int = EVALUATION) -> np.ndarray:
+        """Returns (E,) of an actor with these parameters under a condition."""
+        self.make_envs()
+        actor = make_actor(self.args, self.envs[0].obs_dim, self.envs[0].action_dim).eval()
+        actor.load_state_dict({name: torch.from_numpy(array) for name, array in parameters.items()})
+        return play(self.envs, actor, condition, first_seed(self.args, purpose))
+
+
+def work(lifeline, connection, args: Args, env: bytes) -> None:
+    """A worker: answers what `connection` brings, with returns or an exception; nothing makes the environments.
+
+    It yields to training. When the other end of `lifeline` is closed, however that ends, it stops after the current step and
+    closes its environments, for which it has four seconds.
+    """
+    on_stop_signals(lambda number: None)  # leaves them to training
     if hasattr(os, "nice"):
         os.nice(10)
 
     def end_with_training() -> None:
         multiprocessing.connection.wait([lifeline])
-        os._exit(0)
+        ENDED.set()
+        time.sleep(4)
+        os._exit(1)
 
     threading.Thread(target=end_with_training, daemon=True).start()
+    with Player(args, cloudpickle.loads(env)) as player:
+        while lifeline not in multiprocessing.connection.wait([lifeline, connection]):
+            try:
+                work = connection.recv()
+                answer = player.play(*work) if work else player.make_envs()
+            except UserError as error:
+                answer = UserError(f"in an evaluation worker, which --eval-workers 0 does without: {error}")
+            except TrainingError as error:
+                answer = error
+            except BaseException:  # as text, for it need not unpickle
+                answer = RuntimeError(f"in an evaluation worker, which --eval-workers 0 does without:\n{traceback.format_exc()}")
+            with suppress(OSError):  # training may have died
+                connection.send(answer)
 
 
 class Evaluator:
-    """Plays the policies of a family in processes beside training, or in this one; hands rows back in their order."""
+    """Plays the policies of a family in processes beside training, or in this one; hands rows back in their order.
 
-    def __init__(self, args: Args):
+    For each worker there is a thread in this process, which hands it work and waits for its answer.
+    """
+
+    def __init__(self, args: Args, env: Env):
         self.args = args
         self.workers = max(1, min(torch.get_num_threads() // 2, 12)) if args.eval_workers is None else args.eval_workers
         self.pending: list[tuple] = []  # what a row begins with, the actor's parameters, condition -> Future of its returns
-        self.deaths = 0  # of workers, without an evaluation between them
-        self.start()
+        self.player = Player(args, env.env.spec)  # without workers
+        try:
+            self.env = cloudpickle.dumps(env.env.spec)  # brings its class, where that is the program's own
+        except Exception:
+            self.env = cloudpickle.dumps(args.env_id)
+        self.processes = []
+        self.reader, self.lifeline = multiprocessing.get_context("spawn").Pipe(duplex=False)
+        self.idle = [self.start_worker() for _ in range(self.workers)]
+        self.threads = ThreadPoolExecutor(max(1, self.workers))
+        self.starting = [self.threads.submit(self.ask) for _ in range(self.workers)]
 
-    def start(self) -> None:
-        """Start the workers; what pends is handed to them."""
-        self.pool = None
-        if self.workers:
-            context = multiprocessing.get_context("spawn")
-            reader, self.lifeline = context.Pipe(duplex=False)
-            self.pool = ProcessPoolExecutor(self.workers, context, start_worker, (reader,))
-            self.pool.map(int, range(self.workers))  # or else they would start with the first evaluation
-        pending, self.pending = self.pending, []
-        for row, parameters, _ in pending:
-            self.submit(row, parameters)
+    def start_worker(self):
+        """Start a worker; the connection to it."""
+        context = multiprocessing.get_context("spawn")
+        connection, its_end = context.Pipe()
+        process = context.Process(target=work, args=(self.reader, its_end, self.args, self.env))
+        process.start()
+        its_end.close()  # or else its death would go unnoticed
+        self.processes.append(process)
+        return connection
+
+    def ask(self, *work):
+        """What a worker answers; one that dies is replaced and its work repeated, three times at most."""
+        connection, deaths = self.idle.pop(), 0
+        while not self.lifeline.closed:
+            try:
+                connection.send(work)
+                answer = connection.recv()
+                break
+            except (EOFError, OSError):
+                deaths += 1
+                if deaths == 3:
+                    self.lifeline.close()  # ends the others
+                else:
+                    connection = self.start_worker()
+        else:
+            guard = 'a program that calls train() needs `if __name__ == "__main__":` before it'
+            error = TrainingError if work else UserError
+            raise error(f"evaluation workers die again and again; {guard}, and --eval-workers 0 does without workers")
+        self.idle.append(connection)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def ready(self) -> None:
+        """Wait until all workers have made their environments; raises what that has raised."""
+        for future in self.starting:
+            future.result()
 
     def submit(self, row: dict, parameters: dict) -> None:
         """Have an actor with these parameters evaluated; row: what the evaluation's row begins with."""
         arrays = {name: tensor.numpy() for name, tensor in parameters.items()}  # tensors would go through shared memory
-        submit = self.pool.submit if self.pool else done
-        futures = {}
-        self.pending.append((row, parameters, futures))
-        try:
-            for condition in eval_conditions(self.args):
-                futures[condition] = submit(play_policy, self.args, arrays, condition)
-        except BrokenExecutor:
-            self.restart()
+        submit = partial(self.threads.submit, self.ask) if self.workers else partial(done, self.player.play)
+        self.pending.append((row, parameters, {condition: submit(arrays, condition) for condition in eval_conditions(self.args)}))
 
     def finished(self, seconds: float):
         """Whole rows and the actors' parameters, the oldest first; waits up to `seconds` for each."""
@@ -982,28 +1093,16 @@ class Evaluator:
             row, parameters, futures = self.pending[0]
             if wait(futures.values(), seconds).not_done:
                 return
-            try:
-                returns = {condition: future.result() for condition, future in futures.items()}
-            except BrokenExecutor:
-                self.restart()
-                continue
-            self.deaths = 0
+            returns = {condition: future.result() for condition, future in futures.items()}
             del self.pending[0]
             yield row | row_of_returns(returns), parameters
 
-    def restart(self) -> None:
-        """New workers repeat the work of those that have died; TrainingError when that does not help."""
-        self.deaths += 1
-        if self.deaths == 3:
-            guard = 'a program that calls train() needs `if __name__ == "__main__":` before it'
-            raise TrainingError(f"evaluation workers die again and again; {guard}, and --eval-workers 0 does without workers")
-        self.close()
-        self.start()
-
     def close(self) -> None:
-        if self.pool:
-            self.lifeline.close()  # ends the workers at once
-            self.pool.shutdown(cancel_futures=True)
+        self.lifeline.close()  # ends the workers
+        self.threads.shutdown(cancel_futures=True)
+        for process in self.processes:
+            process.join()
+        self.player.close()
 
 
 def done(function, *work) -> Future:
@@ -1027,10 +1126,15 @@ def copy_of(network: nn.Module) -> dict:
 
 
 # Run directory ------------------------------------------------------------------------------------------------------------------
-def new_run_dir(args: Args, device: torch.device) -> Path:
+def versions() -> dict[str, str]:
+    """Of what decides the numbers of a run, by name, as far as it is used."""
+    return {name: sys.modules[name].__version__ for name in ("torch", "gymnasium", "mujoco", "numpy") if name in sys.modules}
+
+
+def new_run_dir(args: Args, run_root: Path, device: torch.device) -> Path:
     """Make a run directory, with this script and what it runs with; UserError where that is not possible."""
     name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}".translate(str.maketrans("/:", "__"))
-    run_dir = Path(args.run_root, args.run_name or name)
+    run_dir = run_root / (args.run_name or name)
     while run_dir.exists() and not args.run_name:
         run_dir = run_dir.with_name(f"{run_dir.name}_")  # the other was started in the same second
     try:
@@ -1046,7 +1150,7 @@ def new_run_dir(args: Args, device: torch.device) -> Path:
         "script": SCRIPT,
         "args": vars(args),
         "git_commit": commit,
-        "torch": torch.__version__,
+        **versions(),
         "device": str(device),
         "wandb_id": os.urandom(8).hex(),  # for names need not be unique
     }
@@ -1115,6 +1219,10 @@ def save_checkpoint(run_dir: Path, learner: Learner, progress: Progress, evaluat
 def load_checkpoint(run_dir: Path, learner: Learner, evaluator: Evaluator) -> Progress:
     """Go on from a checkpoint; rows of CSV files after it will come again and are dropped."""
     saved = load(run_dir / "checkpoint.pt", "replay", mmap=True)
+    before = json.loads((run_dir / "config.json").read_text())
+    now = versions().items()
+    if changed := [f"{name} {before[name]}, now {version}" for name, version in now if before.get(name, version) != version]:
+        tell(f"the run goes on with other versions, which may change its numbers: {'; '.join(changed)}")
     learner.load_state(saved["learner"])
     progress = Progress(**saved["progress"])
     learner.replay[: progress.step] = saved["replay"]
@@ -1148,15 +1256,19 @@ class Policy:
     """
 
     def __init__(self, path: str | Path):
-        saved = load(Path(path, "policy.pt") if Path(path).is_dir() else Path(path), "evaluation")
-        self.args = Args(**saved["args"])
+        path = absolute(path)
+        saved = load(path / "policy.pt" if path.is_dir() else path, "evaluation")
+        self.args, self.obs_dim = Args(**saved["args"]), saved["obs_dim"]
         self.low, self.high = (bound.numpy() for bound in saved["bounds"])
-        self.actor = make_actor(self.args, saved["obs_dim"], self.low.size).eval()
+        self.actor = make_actor(self.args, self.obs_dim, self.low.size).eval()
         self.actor.load_state_dict(saved["actor"])
         self.step, self.best = saved["evaluation"]["global_step"], saved["evaluation"].get(f"eval/best_{CONDITION}")
 
     def __call__(self, obs: np.ndarray, **condition) -> np.ndarray:
-        obs = np.array(obs, np.float32)
+        with suppress(TypeError, ValueError):  # which a tuple (obs, info) raises, for example
+            obs = np.array(obs, np.float32)
+        if getattr(obs, "shape", ())[-1:] != (self.obs_dim,) or obs.ndim > 2:
+            raise ValueError(f"obs must be an observation of the shape ({self.obs_dim},), or a batch (B, {self.obs_dim})")
         action = deterministic_action(self.actor, np.atleast_2d(obs), **{CONDITION: self.best, **condition})
         return to_bounds(action.reshape(*obs.shape[:-1], self.low.size), self.low, self.high)
 
@@ -1215,15 +1327,19 @@ class Log:
         self.send("finish")
 
 
-def record_episode(args: Args, policy: Policy, folder: Path) -> None:
-    """One episode of the best policy into folder/videos, rendered off screen."""
+def record_episode(args: Args, policy: Policy, folder: Path, log: Log | None = None) -> None:
+    """One episode of the best policy into folder/videos, and to where the run is tracked; rendered off screen."""
     if sys.platform == "linux" and not os.environ.get("DISPLAY"):
         os.environ.setdefault("MUJOCO_GL", "egl")
     try:
-        env = Env(args.env_id, render_mode="rgb_array")
-        film = gym.wrappers.RecordVideo(env, str(folder / "videos"), name_prefix=f"step-{policy.step}", disable_logger=True)
-        play([film], policy.actor, policy.best, first_seed(args, FRESH_EPISODES))
-        film.close()
+        name = f"step-{policy.step}"
+        with Env(args.env_id, render_mode="rgb_array") as env:
+            film = gym.wrappers.RecordVideo(env, str(folder / "videos"), name_prefix=name, disable_logger=True)
+            play([film], policy.actor, policy.best, first_seed(args, FRESH_EPISODES))
+            film.stop_recording()
+        if log and log.wandb:
+            video = sys.modules["wandb"].Video(str(folder / "videos" / f"{name}-episode-0.mp4"))
+            log.send("log", {"global_step": policy.step, "videos": video})
     except Exception as error:  # drivers, codecs and renderers fail in their own ways
         tell(f"no video could be recorded: {error!r}")
 
@@ -1278,19 +1394,39 @@ def check_unchanged(args: Args, saved: Args, may_change: list[str]) -> None:
 
 def resumed(args: Args, defaults: Args) -> Args:
     """The arguments of the run args.resume; those that are given now, which differ from `defaults`, take their place."""
-    saved = load(Path(args.resume, "checkpoint.pt"), "replay", mmap=True)
+    run_dir = absolute(args.resume)
+    saved = load(run_dir / "checkpoint.pt", "replay", mmap=True)
     given = {name: value for name, value in vars(args).items() if value != getattr(defaults, name)}
     before = Args(**saved["args"])
     args = replace(before, **given)
     check_unchanged(args, before, RESUME_MAY_CHANGE)
-    if filecmp.cmpfiles(Path(__file__).parent, args.resume, [f"{SCRIPT}.py"], shallow=False)[1]:
+    if filecmp.cmpfiles(Path(__file__).parent, run_dir, [f"{SCRIPT}.py"], shallow=False)[1]:
         tell("the run goes on with a script that is not the one it began with, which its directory keeps")
     torch.set_num_threads(saved["threads"])  # before anything is compiled, for their number
-    return replace(args, cuda=saved["device"] == "cuda")
+    if saved["threads"] > cores():
+        tell(f"the run began with {saved['threads']} threads; here are {cores()} cores, and the last bits may differ")
+    return replace(args, resume=str(run_dir), cuda=saved["device"] == "cuda")
+
+
+def cores() -> int:
+    """Processor cores of this process; a container's quota counts, of its cgroup or one above it, rounded up."""
+    number = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    with suppress(OSError):  # there are no cgroups here
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, group = line.split(":", 2)
+            if {"cpu", ""} & {*controllers.split(",")}:  # version 1, or 2
+                for above in (group, *Path(group).parents):
+                    folder = Path(f"/sys/fs/cgroup/{'cpu' if controllers else ''}{above}")
+                    files = [folder / name for name in ("cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us")]
+                    quota, *period = " ".join(file.read_text() for file in files if file.exists()).split() or ["max"]
+                    if quota.isdigit():  # not "max", nor -1
+                        number = min(number, math.ceil(int(quota) / int(*period)))
+    return number
 
 
 def set_up_torch(args: Args) -> torch.device:
-    """Process-wide settings: determinism, memory allocation, precision. Returns the device to train on."""
+    """Process-wide settings: threads, determinism, memory allocation, precision. Returns the device to train on."""
+    torch.set_num_threads(min(torch.get_num_threads(), cores()))
     device = torch.device("cuda" if args.cuda or (args.cuda is None and torch.cuda.is_available()) else "cpu")
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.compiler.reset()  # what earlier runs of this process compiled would count against the limit of recompilations
@@ -1316,15 +1452,23 @@ def medium_is_exact() -> bool:
 
 
 class Screen:
-    """stderr; what cannot be written there is dropped, for a reader that goes away must not end a run."""
+    """sys.stdout or sys.stderr; what cannot be written there is dropped, for a reader that goes away must not end a run."""
+
+    def __init__(self, name: str):
+        self.name = name
 
     def write(self, text: str) -> None:
-        with suppress(OSError, ValueError, AttributeError):
-            sys.stderr.write(text)
-            sys.stderr.flush()
+        stream = getattr(sys, self.name)
+        try:
+            stream.write(text)
+            stream.flush()
+        except BrokenPipeError:
+            setattr(sys, self.name, None)  # or else it would fail again, with an exit code, when the process ends
+        except (OSError, ValueError, AttributeError):
+            pass
 
 
-SCREEN = Screen()  # one for all: tqdm.write() clears the bars on the same file
+OUT, SCREEN = Screen("stdout"), Screen("stderr")  # one for all: tqdm.write() clears the bars on the same file
 
 
 def tell(text: str) -> None:
@@ -1349,24 +1493,45 @@ def progress_bar(args: Args, progress: Progress) -> tqdm:
 def evaluate(args: Args, policy: Policy) -> None:
     """Print the return of each condition on fresh episodes; write evaluate.csv where args.evaluate is a run directory."""
     check_unchanged(args, policy.args, EVALUATE_MAY_CHANGE)
-    path = Path(args.evaluate)
+    path = absolute(args.evaluate)
     parameters = {name: tensor.numpy() for name, tensor in policy.actor.state_dict().items()}
     rows = [f"global_step,{CONDITION},return,return_std,best_in_training\n"]
-    for condition in eval_conditions(args):
-        returns, best = play_policy(args, parameters, condition, FRESH_EPISODES), condition == policy.best
-        rows.append(f"{policy.step},{condition:.6g},{returns.mean()},{returns.std()},{int(best)}\n")
-        print(f"{CONDITION} {condition:.4f}: {returns.mean():.1f} +- {returns.std():.1f}{'  best in training' if best else ''}")
+    with Player(args, args.env_id) as player:
+        for condition in eval_conditions(args):
+            returns, best = player.play(parameters, condition, FRESH_EPISODES), condition == policy.best
+            rows.append(f"{policy.step},{condition:.6g},{returns.mean()},{returns.std()},{int(best)}\n")
+            result = f"{CONDITION} {condition:.4f}: {returns.mean():.1f} +- {returns.std():.1f}"
+            print(f"{result}{'  best in training' if best else ''}", file=OUT)
     if path.is_dir():
         write_whole(path / "evaluate.csv", lambda file: file.write("".join(rows).encode()))
     if args.capture_video:
         record_episode(args, policy, path if path.is_dir() else path.parent)
 
 
+# What Ctrl-C, terminals and schedulers send; Windows has not all of them
+STOP_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGXCPU") if hasattr(signal, name)]
+
+
+def on_stop_signals(act) -> None:
+    """Have act(number) called in this process, but for what it was started to ignore, as nohup has SIGHUP."""
+    owner = os.getpid()
+
+    def on_signal(number, frame) -> None:
+        if os.getpid() == owner:
+            act(number)
+        elif number == signal.SIGTERM:
+            os._exit(128 + number)  # what an environment has forked, and ends in close()
+
+    for number in STOP_SIGNALS:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, on_signal)
+
+
 def main() -> int:
     args, defaults = tyro.cli(Args, description=__doc__), Args()
     stopped_by: list[int] = []
 
-    def on_signal(number, frame) -> None:
+    def stop(number: int) -> None:
         if stopped_by and number == signal.SIGINT:
             os._exit(128 + number)  # the last checkpoint is whole
         stopped_by.append(number)
@@ -1377,24 +1542,23 @@ def main() -> int:
             evaluate(tyro.cli(Args, default=policy.args), policy)
             return 0
         if args.resume:  # read again, so that a default's value counts as given where the run has another
-            defaults = Args(**load(Path(args.resume, "checkpoint.pt"), "replay", mmap=True)["args"])
+            defaults = Args(**load(absolute(args.resume) / "checkpoint.pt", "replay", mmap=True)["args"])
             args = tyro.cli(Args, default=defaults)
-        for number in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):  # Windows has no SIGHUP
-            if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has SIGHUP
-                signal.signal(number, on_signal)
+        on_stop_signals(stop)
         summary = train(args, stopped_by, defaults)
     except (UserError, TrainingError) as error:
         print(f"error: {error}", file=SCREEN)
         return 2 if isinstance(error, UserError) else 1
     if stopped_by:
-        print(
-            f"stopped at step {summary['step']}; go on with:", shlex.join(["python", sys.argv[0], "--resume", summary["run_dir"]])
-        )
+        command = shlex.join(["python", sys.argv[0], "--resume", summary["run_dir"]])
+        print(f"stopped at step {summary['step']}; go on with: {command}", file=OUT)
         return 128 + stopped_by[0]
-    print(
-        f"return {summary['last']['eval/best_return']:.1f} at the end, at best "
-        f"{summary['best']['eval/best_return']:.1f} at step {summary['best']['global_step']}"
-    )
+    last, best = summary["last"], summary["best"]
+    result = "nothing was evaluated"
+    if last:
+        result = f"return {last['eval/best_return']:.1f} at the end, at best "
+        result += f"{best['eval/best_return']:.1f} at step {best['global_step']}"
+    print(result, file=OUT)
     return 0
 
 

@@ -1479,7 +1479,7 @@ def resumed(args: Args, defaults: Args) -> Args:
         tell("the run goes on with a script that is not the one it began with, which its directory keeps")
     torch.set_num_threads(saved["threads"])  # before anything is compiled, for their number
     if saved["threads"] > cores():
-        tell(f"the run began with {saved['threads']} threads; here are {cores()} cores, and the last bits may differ")
+        tell(f"the run began with {saved['threads']} threads and goes on with {cores()}, all that it has here; bits may differ")
     return replace(args, resume=str(run_dir), cuda=saved["device"] == "cuda")
 
 

@@ -20,8 +20,11 @@ import subprocess
 import sys
 import time
 import zipfile
+from contextlib import closing
 from pathlib import Path
 from typing import Literal
+
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # before torch loads OpenMP, as the scripts do
 
 import gymnasium as gym
 import numpy as np
@@ -75,7 +78,7 @@ def read_arguments() -> Args:
     """The command line with all defaults filled in, for a run that exists from its config.json; ValueError for a mistake."""
     args = tyro.cli(Args, description=__doc__)
     if existing := args.resume or args.evaluate:
-        config = json.loads(Path(existing, "config.json").read_text())
+        config = json.loads(Path(existing, "config.json").expanduser().read_text())
         if config.get("script") != "baselines":
             raise ValueError(f"{existing} is no run of baselines.py.")
         args = tyro.cli(Args, default=Args(**config["args"]))
@@ -179,8 +182,9 @@ class Protocol(BaseCallback):
         self.tracker = tracker
         pause = 0.5 if sys.stderr.isatty() else 30  # a file need not see every step
         self.bar = tqdm(total=args.total_timesteps, initial=model.num_timesteps, unit="step", mininterval=pause)
-        for number in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):  # Windows has no SIGHUP
-            if signal.getsignal(number) != signal.SIG_IGN:  # as it is under nohup
+        for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGXCPU"):
+            number = getattr(signal, name, signal.SIGTERM)  # Windows has not all of them
+            if signal.getsignal(number) != signal.SIG_IGN:  # as SIGHUP is under nohup
                 signal.signal(number, self.stop)
 
     def stop(self, number: int, frame) -> None:
@@ -207,7 +211,11 @@ class Protocol(BaseCallback):
         if last or self.stopped_by or time.monotonic() - self.saved >= self.args.checkpoint_seconds:
             self.save()
         if self.stopped_by:
-            print(f"stopped at step {step}; go on with: {shlex.join(['python', sys.argv[0], '--resume', str(self.run_dir)])}")
+            command = shlex.join(["python", sys.argv[0], "--resume", str(self.run_dir)])
+            try:
+                print(f"stopped at step {step}; go on with: {command}", flush=True)
+            except BrokenPipeError:  # Ctrl-C has ended the reader, too
+                sys.stdout = None
             sys.exit(128 + self.stopped_by)
 
     def _on_training_end(self) -> None:
@@ -274,7 +282,14 @@ def train(args: Args, run_dir: Path, model, tracker) -> None:
     protocol.save()
     model.set_random_seed(first_seed(args.seed, 3) + step)
     model.set_logger(Logger(None, []))
-    model.learn(args.total_timesteps - step, protocol, log_interval=None, reset_num_timesteps=False)
+    with closing(protocol.envs):
+        try:
+            model.learn(args.total_timesteps - step, protocol, log_interval=None, reset_num_timesteps=False)
+        except SystemExit as error:
+            if protocol.stopped_by:
+                raise
+            ended = f"the environment ended the program, by sys.exit({error.code!r})"
+            sys.exit(f"error: {ended}; go on from the last checkpoint with: {shlex.join(['--resume', str(run_dir)])}")
     protocol.bar.close()
 
 
@@ -284,7 +299,7 @@ def main() -> None:
         args = read_arguments()
         name = re.sub("[/:]", "_", f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}")
         existing = args.resume or args.evaluate
-        run_dir = Path(existing or os.path.join(args.run_root, args.run_name or name))
+        run_dir = Path(existing or Path(args.run_root, args.run_name or name)).expanduser().absolute()
         if run_dir.exists() and not existing:
             raise ValueError(f"{run_dir} exists already; go on with --resume {run_dir}, or choose another run_name.")
         model = make_model(args)
@@ -295,13 +310,16 @@ def main() -> None:
     except (gym.error.Error, ImportError, OSError, ValueError, AssertionError) as error:  # the last is Stable-Baselines3's
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    if args.evaluate:
-        returns = play(model, make_envs(args, args.eval_episodes), first_seed(args.seed, 1))
-        row = f"{model.num_timesteps},{returns.mean()},{returns.std()},1"
-        write_whole(run_dir / "evaluate.csv", f"global_step,return,return_std,best_in_training\n{row}\n")
-        print(f"step {model.num_timesteps}, {len(returns)} fresh episodes: return {returns.mean():.1f} +- {returns.std():.1f}")
-    else:
-        train(args, run_dir, model, tracker)
+    with closing(model.env):
+        if args.evaluate:
+            with closing(make_envs(args, args.eval_episodes)) as envs:
+                returns = play(model, envs, first_seed(args.seed, 1))
+            row = f"{model.num_timesteps},{returns.mean()},{returns.std()},1"
+            write_whole(run_dir / "evaluate.csv", f"global_step,return,return_std,best_in_training\n{row}\n")
+            result = f"return {returns.mean():.1f} +- {returns.std():.1f}"
+            print(f"step {model.num_timesteps}, {len(returns)} fresh episodes: {result}")
+        else:
+            train(args, run_dir, model, tracker)
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ def build(options: Options) -> wr.Report:
     for env_id in options.env_ids:
         blocks += [wr.H1(env_id), grid(env_id, PANELS), wr.H2("The family of policies"), grid(env_id, FAMILY)]
     if options.report:
-        blocks += [wr.H1("Tables"), *tables(options.report.read_text())]
+        blocks += [wr.H1("Tables"), *tables(options.report.read_text(encoding="utf-8"))]
     return wr.Report(options.project, options.entity, title="Realistic Actor-Critic", width="fluid", blocks=blocks)
 
 

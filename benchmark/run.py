@@ -298,7 +298,8 @@ def run_grid(options: Options, runs: list[Run], due: list[Run]) -> int:
     remote = ray.remote(max_retries=3, retry_exceptions=[RuntimeError], **resources)(execute)
     running = {remote.options(name=run.directory.name).remote(run, options.cpus_per_run): run for run in due}
     failed = []
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a cluster's scheduler sends it
+    for name in ("SIGTERM", "SIGUSR1", "SIGXCPU"):  # which a cluster's scheduler sends
+        signal.signal(getattr(signal, name), signal.default_int_handler)
     bar = tqdm(total=sum(run.steps for run in runs), unit="step", mininterval=1 if sys.stderr.isatty() else 60)
     try:
         while running:

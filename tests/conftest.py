@@ -22,6 +22,7 @@ TINY = """--cuda False --no-compile --total-timesteps 300 --learning-starts 100 
 --hidden-dim 8 --utd 2 --num-critics 3 --buffer-size 250 --eval-frequency 100 --eval-episodes 2 --eval-workers 0""".split()
 if not importlib.util.find_spec("rliable"):  # of benchmark/requirements.txt
     collect_ignore_glob = ["benchmark/*"]
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGXCPU)
 needs_gpu = (pytest.mark.cuda, pytest.mark.skipif("not torch.cuda.is_available()", reason="needs a GPU"))
 every_script = pytest.mark.every_script  # a test of the command line, for each script in turn
 
@@ -102,7 +103,7 @@ def environment(**changes: str) -> dict[str, str]:
 @contextlib.contextmanager
 def handlers_of_signals():
     """What a program sets in this process is put back."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     try:
         yield
     finally:

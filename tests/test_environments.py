@@ -1,13 +1,16 @@
 """Which environments can be trained in, what is learned from them, and what happens when they fail."""
 
-import re
+import multiprocessing
+import os
+import signal
+import sys
 from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 import pytest
-from conftest import TINY, read_rows
-from test_resume import assert_same_run, brief, call, checkpoint_of
+from conftest import ROOT, STOP_SIGNALS, TINY, environment, read_rows, wait_until
+from test_resume import BRIEF, assert_same_run, brief, call, checkpoint_of, stop
 from toy_envs import LENGTH, Point, fail
 
 
@@ -101,16 +104,155 @@ def test_an_environment_s_own_exception(cli):
     cli.monkeypatch.setattr(Point, "events", {157: fail})
     with pytest.raises(ZeroDivisionError, match="unstable"):
         brief(cli, "cut")
-    assert "go on from it with: --resume runs/cut\n" in cli.capsys.readouterr().err
+    assert f"go on from it with: --resume {cli.folder}/runs/cut\n" in cli.capsys.readouterr().err
     assert checkpoint_of(cli.folder / "runs/cut")["progress"]["step"] == 0
     cli.call("--resume", "runs/cut")
     assert_same_run(whole, cli.folder / "runs/cut")
 
 
 @pytest.mark.slow
-def test_an_exception_in_a_worker(cli):
-    """Its traceback shows where it was raised; the process ends, with exit code 1."""
-    process = cli.start(*TINY, "--env-id", "toy_envs:Unstable-v0", "--run-name", "run", "--eval-workers", "1")
+@pytest.mark.parametrize("name, runs", [("Unstable", ["run"]), ("UnstableInit", [])])
+def test_an_exception_in_a_worker(cli, name, runs):
+    """Whatever it is, its traceback and text are shown; where an environment cannot be made, before the first step."""
+    with pytest.raises(RuntimeError, match=r"(?s)--eval-workers 0 .*toy_envs.py.*OfTwo: joint 3 at 90"):
+        brief(cli, "run", "--eval-workers", "2", env_id=f"toy_envs:{name}-v0")
+    assert ("--resume" in cli.capsys.readouterr().err) == bool(runs)
+    assert [path.name for path in cli.folder.glob("runs/*")] == runs
+
+
+def test_an_environment_that_ends_the_program(cli):
+    """In training, or where it is evaluated: one sentence, and how to go on."""
+    cli.monkeypatch.setattr(Point, "events", {157: lambda: sys.exit("no licence")})
+    _, err = call(cli, "cut", code=1)
+    assert f"--resume {cli.folder}/runs/cut\nerror: the environment ended the program, by sys.exit('no licence')\n" in err
+    cli.call("--resume", "runs/cut")
+    assert_same_run(brief(cli, "whole"), cli.folder / "runs/cut")
+    _, err = call(cli, "worker", "--eval-workers", "1", env_id="toy_envs:Exits-v0", code=1)
+    assert f"--resume {cli.folder}/runs/worker\nerror: the environment ended the program, by sys.exit(None)\n" in err
+
+
+# Processes of their own ---
+def alive(folder: Path) -> list[int]:
+    """The processes of a test's environments that still run."""
+    pids = [int(path.name) for path in Path(folder, "pids").iterdir()]
+    return [pid for pid in pids if Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]]
+
+
+@pytest.mark.parametrize("name", ["Program", "Fork"])
+def test_environments_are_closed(cli, name):
+    """After a run, also one that stops or fails, and after --evaluate; another run makes new ones."""
+    for run, code, event in (("whole", 0, int), ("cut", 143, lambda: signal.raise_signal(signal.SIGTERM)), ("bad", 1, sys.exit)):
+        cli.monkeypatch.setattr(Point, "events", {157: event})
+        call(cli, run, env_id=f"toy_envs:{name}-v0", code=code)
+        assert len(list((cli.folder / "pids").iterdir())) >= 2
+        assert alive(cli.folder) == []
+    cli.call("--evaluate", "runs/whole")
+    assert alive(cli.folder) == []
+
+
+def test_an_environment_that_is_refused_is_closed(cli):
+    call(cli, "run", env_id="toy_envs:UnfitProgram-v0", code=2)
+    assert alive(cli.folder) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_workers_close_their_environments(cli, number):
+    """When a run is stopped or killed; that of a killed trainer is its own."""
+    options = (*TINY, *BRIEF, "--env-id", "toy_envs:Program-v0", "--run-name", "run", "--eval-workers", "2")
+    process = cli.start(*options, "--total-timesteps", "1000000")
+    wait_until((cli.folder / "runs/run/eval.csv").exists)
+    process.send_signal(number)
+    process.wait(60)
+    wait_until(lambda: len(alive(cli.folder)) == (number == signal.SIGKILL), 5)
+    for pid in alive(cli.folder):
+        os.kill(pid, signal.SIGKILL)
+    assert process.communicate(timeout=5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["FailingClose", "HangingClose"])
+def test_workers_whose_environments_cannot_be_closed(cli, name):
+    """They end all the same, within five seconds."""
+    run_dir = brief(cli, "run", "--eval-workers", "2", env_id=f"toy_envs:{name}-v0")
+    assert multiprocessing.active_children() == []
+    assert len(read_rows(run_dir / "eval.csv")) == 3
+
+
+# What is global ---
+def test_random_numbers_of_nobody(cli):
+    """Draws from NumPy's and Python's own generators follow from the seed, however many workers, and also when resumed."""
+    whole = brief(cli, "0", env_id="toy_envs:Random-v0")
+    for workers in ("1", "2"):
+        np.random.seed(int(workers))
+        assert_same_run(whole, brief(cli, workers, "--eval-workers", workers, env_id="toy_envs:Random-v0"))
+    stop(cli, "cut", 158, env_id="toy_envs:Random-v0")
+    cli.call("--resume", "runs/cut")
+    assert_same_run(whole, cli.folder / "runs/cut")
+    best = [float(row["eval/best_return"]) for row in read_rows(whole / "eval.csv")]
+    other = brief(cli, "other", "--seed", "2", env_id="toy_envs:Random-v0")
+    assert best != [float(row["eval/best_return"]) for row in read_rows(other / "eval.csv")]
+
+
+@pytest.mark.parametrize("name", ["MovingInit", "MovingReset", "MovingStep"])
+def test_another_working_directory(cli, name):
+    """The files are where the run began, and what is printed of it holds anywhere."""
+    env_id = f"toy_envs:{name}-v0"
+    out = stop(cli, "cut", 157, env_id=env_id)
+    assert f"--resume {cli.folder}/runs/cut" in out
+    cli.call("--resume", "runs/cut")
+    assert_same_run(brief(cli, "whole", env_id="toy_envs:Point-v0"), cli.folder / "runs/cut")
+    assert checkpoint_of(cli.folder / "runs/cut")["args"]["run_root"] == "runs"
+    cli.call("--evaluate", "runs/cut")
+    assert (cli.folder / "runs/cut/evaluate.csv").exists()
+
+
+def test_the_home_folder(cli):
+    """A path that the shell has left alone, as in --run-root=~/x."""
+    cli.monkeypatch.setenv("HOME", str(cli.folder))
+    brief(cli, "run", "--run-root=~/x", "--total-timesteps", "1")
+    cli.call("--resume=~/x/run", "--total-timesteps", "2")
+    cli.call("--evaluate=~/x/run")
+    assert cli.script.load_policy("~/x/run").step == 2
+    assert [path.name for path in cli.folder.iterdir()] == ["x"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("register", ["'Mine-v0', Mine, kwargs={'low': [-3.0]}", "'Mine-v0', lambda lock=lock: Mine([-3.0])"])
+def test_an_environment_of_the_calling_program(cli, register):
+    """Registered in its main part, with keyword arguments; what cannot be carried to workers is there by its id, if it is."""
+    guard = "if __name__ == '__main__':"
+    cli.path = cli.folder / "program.py"
+    cli.path.write_text(
+        f"""import threading
+import gymnasium, rac_sac
+from toy_envs import Point
+lock = threading.Lock()
+class Mine(Point):
+    pass
+{"if True:" if "lock" in register else guard}
+    gymnasium.register({register}, max_episode_steps=50)
+{guard}
+    args = {{"run_name": "run", "compile": False, "learning_starts": 100, "eval_workers": 1, "eval_frequency": 50, "utd": 1}}
+    args |= {{"num_critics": 2, "hidden_dim": 8, "total_timesteps": 150}}
+    rac_sac.train(rac_sac.Args(env_id="Mine-v0", **args))
+"""
+    )
+    process = cli.start(env=environment(PYTHONPATH=os.pathsep.join([str(ROOT), str(ROOT / "tests")])))
     _, err = process.communicate(timeout=240)
-    assert process.returncode == 1
-    assert re.search(r"toy_envs.py.*ZeroDivisionError: the simulator is unstable", err, re.S)
+    assert process.returncode == 0, err
+    assert len(read_rows(cli.folder / "runs/run/eval.csv")) == 2
+
+
+@pytest.mark.slow
+def test_schedulers_signal_every_process(cli):
+    """Of the group: workers leave it to training, which stops in order."""
+    for number in STOP_SIGNALS:
+        name = number.name
+        options = (*TINY, *BRIEF, "--env-id", "toy_envs:Fork-v0", "--run-name", name, "--eval-workers", "1")
+        process = cli.start(*options, "--total-timesteps", "1000000", start_new_session=True)
+        wait_until((cli.folder / "runs" / name / "eval.csv").exists)
+        os.killpg(process.pid, number)
+        out, err = process.communicate(timeout=60)
+        assert (process.returncode, alive(cli.folder)) == (128 + number, []), err
+        assert f"--resume {cli.folder}/runs/{name}" in out

@@ -55,7 +55,7 @@ def test_a_run_that_exists_already(cli):
     path = brief(cli, "run", "--total-timesteps", "1") / "checkpoint.pt"
     before = path.read_bytes()
     _, err = cli.call(*TINY, "--run-name", "run", code=2)
-    assert re.fullmatch(r"error: no run directory can be made: .*File exists: 'runs/run'\n", err)
+    assert re.fullmatch(rf"error: no run directory can be made: .*File exists: '{cli.folder}/runs/run'\n", err)
     assert path.read_bytes() == before
 
 
@@ -78,6 +78,7 @@ UNFIT = {
     "NanReward": r"not finite in float32: the environment's reward, nan, or an observation",
     "NanObs": r"not finite in float32: the environment's reward, [\d.-]+, or an observation",
     "Terminated2": r"the environment returned terminated 2",
+    "OddObs": r"the environment returned an observation of 3 numbers; its space has 2",
 }
 
 

@@ -98,6 +98,19 @@ def test_actions(cli):
         policy(obs, betta=0.1)
 
 
+@every_script
+def test_what_a_policy_does_not_take(cli):
+    """Is told, with what it takes."""
+    policy = cli.script.load_policy(untrained(cli))
+    name, obs = cli.script.CONDITION, np.ones((2, 2))
+    for wrong in (0, -0.1, np.nan, [0.5, 0], [-1, 0.5]) if cli.script.CONDITIONS else ():
+        with pytest.raises(ValueError, match=rf"{name} is .*; it must be (above 0 and finite|at least 1)\."):
+            policy(obs, **{name: wrong})
+    for wrong in ((obs[0], {}), np.ones(3), np.ones((2, 1)), np.ones((1, 2, 2)), 1.0, "obs"):
+        with pytest.raises(ValueError, match=r"an observation of the shape \(2,\), or a batch \(B, 2\)"):
+            policy(wrong)
+
+
 def test_a_policy_is_independent_of_its_file(cli):
     path = untrained(cli) / "policy.pt"
     policy = cli.script.load_policy(path)

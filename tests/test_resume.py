@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 import toy_envs
-from conftest import TINY, every_script, last_step, read_rows, wait_until, with_network, without_wall_clock
+from conftest import STOP_SIGNALS, TINY, every_script, last_step, read_rows, wait_until, with_network, without_wall_clock
 from toy_envs import Point
 
 # Evaluations at steps 100, 150 and 200; the replay wraps at step 120.
@@ -44,10 +44,10 @@ def brief(cli, name: str, *arguments, env_id: str = "toy_envs:Point-v0") -> Path
     return cli.train(name, *BRIEF, *arguments, env_id=env_id)
 
 
-def stop(cli, name: str, step: int, *arguments, number: int = signal.SIGTERM) -> str:
+def stop(cli, name: str, step: int, *arguments, number: int = signal.SIGTERM, env_id: str = "toy_envs:Point-v0") -> str:
     """A run that gets a signal in the middle of a step; what it prints."""
     cli.monkeypatch.setattr(Point, "events", {step: lambda: os.kill(os.getpid(), number)})
-    out, _ = call(cli, name, *arguments, code=128 + number)
+    out, _ = call(cli, name, *arguments, env_id=env_id, code=128 + number)
     assert checkpoint_of(cli.folder / "runs" / name)["progress"]["step"] == step
     return out
 
@@ -56,7 +56,7 @@ def stop(cli, name: str, step: int, *arguments, number: int = signal.SIGTERM) ->
 def test_signals_write_a_checkpoint_and_say_how_to_go_on(cli):
     """In the random start, at its last step, before the last step; the run directory has a space in its name."""
     whole = brief(cli, "whole")
-    for step, number in ((1, signal.SIGINT), (100, signal.SIGTERM), (199, signal.SIGHUP)):
+    for step, number in zip((1, 100, 199, 57, 157), STOP_SIGNALS, strict=True):
         out = stop(cli, f"cut {step}", step, number=number)
         python, script, *arguments = shlex.split(re.search(rf"stopped at step {step}; go on with: (.*)", out)[1])
         assert (python, script) == ("python", str(cli.path))
@@ -104,6 +104,19 @@ def held(cli, name: str, *arguments):
     finally:
         process.kill()
         process.communicate()
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_reader_too(cli):
+    """As in `2>&1 | tee log`; nobody reads any more, and the run ends as ever."""
+    with held(cli, "cut") as (process, cut):
+        process.stdout.close()
+        process.stderr.close()
+        process.send_signal(signal.SIGINT)
+        (cli.folder / "go").touch()
+        assert process.wait(60) == 128 + signal.SIGINT
+        process.stdout, process.stderr = None, None
+    assert checkpoint_of(cut)["progress"]["step"] == 150
 
 
 @pytest.mark.slow
@@ -180,7 +193,7 @@ def test_a_full_disk(cli):
         _, err = call(cli, "cut", *large, "--checkpoint-seconds", "0", code=1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert re.search(r"^error: runs/cut/checkpoint.pt cannot be written: .+$", err, re.M)
+    assert re.search(rf"^error: {cli.folder}/runs/cut/checkpoint.pt cannot be written: .+$", err, re.M)
     cut = cli.folder / "runs/cut"
     assert 0 < checkpoint_of(cut)["progress"]["step"] < 200
     cli.call("--resume", cut)
@@ -237,7 +250,7 @@ def test_ctrl_c_in_a_program(cli):
     args = cli.script.Args(env_id="toy_envs:Point-v0", run_name="a b", compile=False, learning_starts=200, eval_workers=0)
     with pytest.raises(KeyboardInterrupt):
         cli.script.train(args)
-    assert "go on from it with: --resume 'runs/a b'\n" in cli.capsys.readouterr().err
+    assert f"go on from it with: --resume '{cli.folder}/runs/a b'\n" in cli.capsys.readouterr().err
 
 
 def test_another_script(cli):
@@ -268,3 +281,62 @@ def test_threads_are_those_of_the_checkpoint(cli):
     torch.set_num_threads(number + 1)
     cli.call("--resume", run_dir, "--total-timesteps", "2")
     assert torch.get_num_threads() == checkpoint_of(run_dir)["threads"] == number
+
+
+def quota(cli, cgroup: str, **files: str) -> None:
+    """As in a container: what /proc/self/cgroup has, and files of /sys/fs/cgroup."""
+    host = cli.folder.parent / "host"
+    for name, content in {"proc/self/cgroup": cgroup, **files}.items():
+        path = host / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    system = re.compile("^/(?=proc/self/cgroup|sys/fs/cgroup)")
+    cli.monkeypatch.setattr(cli.script, "Path", lambda *parts: Path(system.sub(f"{host}/", os.path.join(*parts))))
+
+
+def v1(folder: str, quota: int) -> dict:
+    """Files of a group of version 1 with this quota of 100 ms."""
+    return {f"sys/fs/cgroup/cpu{folder}/cpu.cfs_quota_us": str(quota), f"sys/fs/cgroup/cpu{folder}/cpu.cfs_period_us": "100000"}
+
+
+QUOTAS = (
+    ("0::/\n", {"sys/fs/cgroup/cpu.max": "250000 100000\n"}, 3),
+    ("0::/a/b\n", {"sys/fs/cgroup/a/cpu.max": "110000 100000\n", "sys/fs/cgroup/a/b/cpu.max": "max 100000\n"}, 2),
+    ("0::/a/b\n", {"sys/fs/cgroup/a/b/cpu.max": "max 100000\n"}, 4),
+    ("5:memory:/b\n1:cpu,cpuacct:/a\n0::/\n", {**v1("/a", -1), **v1("/b", 100000)}, 4),
+    ("1:cpu,cpuacct:/a/b\n", v1("/a", 50000), 1),
+    ("1:cpu,cpuacct:/docker/x\n", v1("", 200000), 2),
+)
+
+
+@pytest.mark.parametrize("cgroup, files, threads", QUOTAS)
+def test_the_cores_of_a_container(cli, cgroup, files, threads):
+    """There are as many threads as its quota allows; a run that began with more goes on with those, and says so."""
+    cli.monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    torch.set_num_threads(4)
+    run_dir = brief(cli, "host", "--total-timesteps", "1")
+    assert checkpoint_of(run_dir)["threads"] == 4
+    quota(cli, cgroup, **files)
+    assert checkpoint_of(brief(cli, "container", "--total-timesteps", "1"))["threads"] == threads
+    _, err = cli.call("--resume", run_dir, "--total-timesteps", "2")
+    assert ("began with 4 threads and goes on with" in err) == (threads < 4)
+    assert checkpoint_of(run_dir)["threads"] == threads
+
+
+def test_other_versions(cli):
+    """Of what decides the numbers are kept, and it is said what differs."""
+    run_dir = brief(cli, "run", "--total-timesteps", "1")
+    path = run_dir / "config.json"
+    config = json.loads(path.read_text())
+    assert {"torch", "gymnasium", "numpy"} <= config.keys()
+    assert "other versions" not in cli.call("--resume", run_dir, "--total-timesteps", "2")[1]
+    path.write_text(json.dumps(config | {"numpy": "1.0"}))
+    _, err = cli.call("--resume", run_dir, "--total-timesteps", "3")
+    assert re.search(rf"other versions, .*: numpy 1.0, now {config['numpy']}\n", err)
+
+
+def test_nothing_was_evaluated(cli):
+    """A run that was stopped before, and is over."""
+    stop(cli, "cut", 57)
+    out, _ = cli.call("--resume", "runs/cut", "--total-timesteps", "57", "--capture-video")
+    assert out == "nothing was evaluated\n"

@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -106,7 +107,9 @@ def test_a_return_that_is_no_number(cli):
 def test_the_same_seed_gives_the_same_run(cli):
     """To the bit, however many processes evaluate; another seed gives another one."""
     one = brief(cli, "one")
-    assert_same_run(one, brief(cli, "two", "--eval-workers", "2"))
+    with cli.monkeypatch.context() as patch:  # where there is no /dev/shm, or it is read-only
+        patch.setattr("_multiprocessing.SemLock", Mock(side_effect=OSError))
+        assert_same_run(one, brief(cli, "two", "--eval-workers", "2"))
     other = brief(cli, "other", "--seed", "2")
     assert not torch.equal(checkpoint_of(one)["replay"], checkpoint_of(other)["replay"])
 
@@ -157,5 +160,16 @@ def test_a_program_without_a_guard(cli):
     process = cli.start(env=environment(PYTHONPATH=path))
     _, err = process.communicate(timeout=240)
     assert process.returncode == 1
-    assert "TrainingError: evaluation workers die again and again; a program that calls train() needs `if __name__ ==" in err
-    assert len(list((cli.folder / "runs").iterdir())) == 1
+    assert "UserError: evaluation workers die again and again; a program that calls train() needs `if __name__ ==" in err
+    assert list((cli.folder / "runs").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_program_has_the_settings_of_the_command_line(cli):
+    """Where it has not imported torch before: threads that wait leave their cores to others."""
+    cli.path = cli.folder / "program.py"
+    for first, value in (("os", "1000"), ("torch", "None")):
+        cli.path.write_text(f"import os, {first}, {cli.name}; print(os.environ.get('GOMP_SPINCOUNT'))")
+        path = {"PYTHONPATH": str(ROOT)}
+        process = cli.start(env={name: text for name, text in environment(**path).items() if name != "GOMP_SPINCOUNT"})
+        assert process.communicate(timeout=240)[0] == f"{value}\n"

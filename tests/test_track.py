@@ -72,6 +72,18 @@ def test_its_process_is_killed(cli):
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
+def test_video(cli, wandb):
+    """The one of --capture-video is sent, too."""
+    cli.monkeypatch.setenv("MUJOCO_GL", "egl")
+    run_dir = cli.train("run", "--track", "--capture-video")
+    (film,) = run_dir.glob("videos/*.mp4")
+    wandb.Video.assert_called_once_with(str(film))
+    sent = wandb.init.return_value.log.call_args.args[0]
+    assert sent["videos"] == wandb.Video.return_value
+    assert sent["global_step"] == cli.script.load_policy(run_dir / "best_policy.pt").step
+
+
 def test_offline(cli):
     """The real one: its files lie in the run directory, and resuming adds one of the same run, whatever its name."""
     run_dir = brief(cli, "a=b,c#d':;?", "--track", "--total-timesteps", "1")

@@ -2,7 +2,10 @@
 
 import multiprocessing
 import os
+import random
 import signal
+import subprocess
+import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -130,15 +133,23 @@ class Unsupported(Point):
 
 
 class InWorkers(Point):
-    """Does something in every step of a worker."""
+    """Does something in a worker: when it is made, reset, or makes a step."""
 
-    def __init__(self, does):
+    def __init__(self, does, where="step"):
         super().__init__()
-        self.does = does
+        self.does, self.where = does, where
+        self.do("init")
+
+    def do(self, where):
+        if in_a_worker() and where == self.where:
+            self.does()
+
+    def reset(self, **options):
+        self.do("reset")
+        return super().reset(**options)
 
     def step(self, action):
-        if in_a_worker():
-            self.does()
+        self.do("step")
         return super().step(action)
 
 
@@ -169,6 +180,82 @@ def fail() -> None:
     raise ZeroDivisionError("the simulator is unstable")
 
 
+class OfTwo(BaseException):
+    """Cannot be unpickled, and is no Exception."""
+
+    def __init__(self, joint, angle):
+        super().__init__(f"joint {joint} at {angle}")
+
+
+def fail_badly() -> None:
+    raise OfTwo(3, 90)
+
+
+class Simulator(Point):
+    """Has a process of its own, which close() ends; its id is kept in the folder pids."""
+
+    def __init__(self, start, then=None, action_space=None):
+        super().__init__()
+        self.action_space = action_space or self.action_space
+        self.process, self.then = start(), then
+        Path("pids").mkdir(exist_ok=True)
+        Path("pids", str(self.process.pid)).touch()
+
+    def close(self):
+        self.process.terminate()
+        (self.process.wait if hasattr(self.process, "wait") else self.process.join)()
+        if self.then and in_a_worker():
+            self.then()
+
+
+def start_program() -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(1000)"])
+
+
+def start_fork() -> multiprocessing.Process:
+    process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,))
+    process.start()
+    return process
+
+
+class Random(Point):
+    """Draws from the generators that belong to nobody, when it is made, reset, and moves."""
+
+    def __init__(self):
+        super().__init__()
+        self.mass = np.random.rand() + random.random()
+
+    def reset(self, **options):
+        super().reset(**options)
+        self.position = np.random.rand()
+        return self.observe(), {}
+
+    def step(self, action):
+        self.position += self.mass * (np.random.normal() + random.gauss(0, 1))
+        return super().step(action)
+
+
+class Moving(Point):
+    """Goes to the folder above, in which it then is."""
+
+    def __init__(self, where):
+        super().__init__()
+        self.where = where
+        self.move("init")
+
+    def move(self, where):
+        if where == self.where:
+            os.chdir("..")
+
+    def reset(self, **options):
+        self.move("reset")
+        return super().reset(**options)
+
+    def step(self, action):
+        self.move("step")
+        return super().step(action)
+
+
 for name, entry, options in (
     ("Point", Point, {}),
     ("Terminating", Point, {"terminates": True}),
@@ -187,7 +274,19 @@ for name, entry, options in (
     ("Held", Held, {"does": wait}),
     ("DiesOnce", InWorkers, {"does": partial(die, 1)}),
     ("Dies", InWorkers, {"does": partial(die, 100)}),
-    ("Unstable", InWorkers, {"does": fail}),
+    ("Unstable", InWorkers, {"does": fail_badly}),
+    ("UnstableInit", InWorkers, {"does": fail_badly, "where": "init"}),
+    ("Exits", InWorkers, {"does": sys.exit, "where": "reset"}),
+    ("Program", Simulator, {"start": start_program}),
+    ("Fork", Simulator, {"start": start_fork}),
+    ("HangingClose", Simulator, {"start": start_program, "then": partial(time.sleep, 1000)}),
+    ("FailingClose", Simulator, {"start": start_program, "then": fail}),
+    ("UnfitProgram", Simulator, {"start": start_program, "action_space": gym.spaces.Discrete(3)}),
+    ("Random", Random, {}),
+    ("MovingInit", Moving, {"where": "init"}),
+    ("MovingReset", Moving, {"where": "reset"}),
+    ("MovingStep", Moving, {"where": "step"}),
+    ("OddObs", Returns, {"place": 0, "value": np.zeros(3, np.float32)}),
     ("HugeReward", Returns, {"place": 1, "value": 1e30}),  # finite itself, but its square is not in float32
     ("NanReward", Returns, {"place": 1, "value": np.nan}),
     ("NanObs", Returns, {"place": 0, "value": np.array([np.nan, 1], np.float32)}),

@@ -155,6 +155,7 @@ def test_statistics_in_files(cli):
 
 
 @pytest.mark.slow
+@every_script
 def test_export(cli, network):
     """As docs/details.md has it, with its dynamic number of rows."""
     run_dir = brief(cli, "run", *with_network(network))

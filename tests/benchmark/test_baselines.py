@@ -14,6 +14,8 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import ROOT, handlers_of_signals, last_step, wait_until
+from test_environments import alive
+from toy_envs import Point
 
 sys.path.insert(0, str(ROOT / "benchmark"))
 import baselines
@@ -108,6 +110,17 @@ def test_initial_states(call):
         assert np.array(returns) == pytest.approx(np.mean(drawn), rel=1e-5)
 
 
+def test_an_environment_that_ends_the_program(call, monkeypatch):
+    """Is an error; however a run ends, its environments are closed."""
+    monkeypatch.setattr(Point, "events", {3: sys.exit})
+    with pytest.raises(SystemExit, match=r"^error: the environment ended the program, by sys.exit\(None\);.*--resume /.*/run$"):
+        call(*TINY, "--env-id", "toy_envs:Program-v0")
+    call("--resume", RUN)
+    call("--evaluate", RUN)
+    assert len(list(Path("pids").iterdir())) == 1 + 2 + 1 + 2 + 1 + 2
+    assert alive(Path()) == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "number, seconds, saves", [(signal.SIGKILL, "0", 1), (signal.SIGKILL, "300", 0), (signal.SIGTERM, "300", 1)]
@@ -153,7 +166,7 @@ def test_settings_are_those_of_the_papers(algorithm, env_id, name, printed):
         ("--env-id Unknown-v0", "Environment `Unknown` doesn't exist."),
         ("--env-id toy_envs:DiscreteAction-v0", "Discrete.3. was provided"),
         ("--algorithm mbpo --env-id Pendulum-v1", "mbpo does not know when an episode of Pendulum-v1 ends, only that of Hopper,"),
-        ("--run-root . --run-name other", "other exists already; go on with --resume other"),
+        ("--run-root . --run-name other", "/other exists already; go on with --resume /.*/other"),
         ("--resume other", "other is no run of baselines.py"),
         ("--resume nothing", "nothing/config.json"),
     ],

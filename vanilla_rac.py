@@ -1066,7 +1066,7 @@ class Player(ExitStack):
 
 
 def work(lifeline, connection, args: Args, env: bytes) -> None:
-    """A worker: answers what `connection` brings, with returns or an exception; nothing makes the environments.
+    """A worker: answers what `connection` brings, arguments of Player.play() or none, with returns or an exception.
 
     It yields to training. When the other end of `lifeline` is closed, however that ends, it stops after the current step and
     closes its environments, for which it has four seconds.
@@ -1138,10 +1138,10 @@ class Evaluator:
                 break
             except (EOFError, OSError):
                 deaths += 1
-                if deaths == 3:
-                    self.lifeline.close()  # ends the others
-                else:
+                if deaths < 3 and not self.lifeline.closed:
                     connection = self.start_worker()
+                else:
+                    self.lifeline.close()  # ends the others
         else:
             guard = 'a program that calls train() needs `if __name__ == "__main__":` before it'
             error = TrainingError if work else UserError

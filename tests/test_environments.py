@@ -121,14 +121,19 @@ def test_an_exception_in_a_worker(cli, name, runs):
 
 
 def test_an_environment_that_ends_the_program(cli):
-    """In training, or where it is evaluated: one sentence, and how to go on."""
+    """One sentence, and how to go on."""
     cli.monkeypatch.setattr(Point, "events", {157: lambda: sys.exit("no licence")})
     _, err = call(cli, "cut", code=1)
     assert f"--resume {cli.folder}/runs/cut\nerror: the environment ended the program, by sys.exit('no licence')\n" in err
     cli.call("--resume", "runs/cut")
     assert_same_run(brief(cli, "whole"), cli.folder / "runs/cut")
-    _, err = call(cli, "worker", "--eval-workers", "1", env_id="toy_envs:Exits-v0", code=1)
-    assert f"--resume {cli.folder}/runs/worker\nerror: the environment ended the program, by sys.exit(None)\n" in err
+
+
+@pytest.mark.slow
+def test_an_environment_that_ends_a_worker(cli):
+    """Ends the run in the same way."""
+    _, err = call(cli, "run", "--eval-workers", "1", env_id="toy_envs:Exits-v0", code=1)
+    assert f"--resume {cli.folder}/runs/run\nerror: the environment ended the program, by sys.exit(None)\n" in err
 
 
 # Processes of their own ---
@@ -181,17 +186,23 @@ def test_workers_whose_environments_cannot_be_closed(cli, name):
 
 # What is global ---
 def test_random_numbers_of_nobody(cli):
-    """Draws from NumPy's and Python's own generators follow from the seed, however many workers, and also when resumed."""
-    whole = brief(cli, "0", env_id="toy_envs:Random-v0")
-    for workers in ("1", "2"):
-        np.random.seed(int(workers))
-        assert_same_run(whole, brief(cli, workers, "--eval-workers", workers, env_id="toy_envs:Random-v0"))
+    """Draws from NumPy's and Python's own generators follow from the seed, also when a run is resumed."""
+    whole = brief(cli, "whole", env_id="toy_envs:Random-v0")
     stop(cli, "cut", 158, env_id="toy_envs:Random-v0")
     cli.call("--resume", "runs/cut")
     assert_same_run(whole, cli.folder / "runs/cut")
     best = [float(row["eval/best_return"]) for row in read_rows(whole / "eval.csv")]
     other = brief(cli, "other", "--seed", "2", env_id="toy_envs:Random-v0")
     assert best != [float(row["eval/best_return"]) for row in read_rows(other / "eval.csv")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_random_numbers_of_nobody_in_workers(cli, workers):
+    """They are those of a run without workers."""
+    np.random.seed(int(workers))
+    one = brief(cli, "one", "--eval-workers", workers, env_id="toy_envs:Random-v0")
+    assert_same_run(one, brief(cli, "other", env_id="toy_envs:Random-v0"))
 
 
 @pytest.mark.parametrize("name", ["MovingInit", "MovingReset", "MovingStep"])

@@ -182,6 +182,8 @@ def test_workers_whose_environments_cannot_be_closed(cli, name):
     run_dir = brief(cli, "run", "--eval-workers", "2", env_id=f"toy_envs:{name}-v0")
     assert multiprocessing.active_children() == []
     assert len(read_rows(run_dir / "eval.csv")) == 3
+    for pid in alive(cli.folder):  # those behind the one that hangs
+        os.kill(pid, signal.SIGKILL)
 
 
 # What is global ---

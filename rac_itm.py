@@ -1155,7 +1155,7 @@ class Evaluator:
                 if deaths < 3 and not self.lifeline.closed:
                     connection = self.start_worker()
                 else:
-                    self.lifeline.close()  # ends the others
+                    self.end_workers()
         else:
             guard = 'a program that calls train() needs `if __name__ == "__main__":` before it'
             error = TrainingError if work else UserError
@@ -1186,8 +1186,13 @@ class Evaluator:
             del self.pending[0]
             yield row | row_of_returns(returns), parameters
 
+    def end_workers(self) -> None:
+        with suppress(OSError):  # it has been closed before
+            self.lifeline.send(None)  # for what an environment has forked may hold it open
+        self.lifeline.close()
+
     def close(self) -> None:
-        self.lifeline.close()  # ends the workers
+        self.end_workers()
         self.threads.shutdown(cancel_futures=True)
         for process in self.processes:
             process.join()

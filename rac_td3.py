@@ -826,7 +826,8 @@ def train(args: Args, stopped_by: list | tuple = (), defaults: Args | None = Non
         if not args.resume:
             undo.callback(shutil.rmtree, run_dir, ignore_errors=True)
         log = stack.enter_context(closing(Log(args, run_dir)))  # before what takes long, for it may refuse
-        evaluator = stack.enter_context(closing(Evaluator(args, env)))  # its workers start while the learner compiles
+        evaluator = stack.enter_context(closing(Evaluator(args, env)))
+        evaluator.start()  # its workers, while the learner compiles
         learner = make_learner(args, env, device)
         agent = learner.agent
         evaluator.ready()
@@ -1032,46 +1033,52 @@ class Evaluator:
         self.args = args
         self.workers = max(1, min(torch.get_num_threads() // 2, 12)) if args.eval_workers is None else args.eval_workers
         self.pending: list[tuple] = []  # what a row begins with, the actor's parameters, condition -> Future of its returns
-        self.player = Player(args, env.env.spec)  # without workers
-        try:
-            self.env = cloudpickle.dumps(env.env.spec)  # brings its class, where that is the program's own
+        self.player = Player(args, args.env_id)  # without workers
+        try:  # as it is registered: the environment may have changed its own keyword arguments
+            self.env = cloudpickle.dumps(gym.spec(env.spec.id))  # brings its class, where that is the program's own
         except Exception:
             self.env = cloudpickle.dumps(args.env_id)
         self.processes = []
         self.reader, self.lifeline = multiprocessing.get_context("spawn").Pipe(duplex=False)
-        self.idle = [self.start_worker() for _ in range(self.workers)]
         self.threads = ThreadPoolExecutor(max(1, self.workers))
+
+    def start(self) -> None:
+        """Start the workers, which make their environments; apart from __init__, so that close() ends those that have started."""
+        self.idle = [self.start_worker() for _ in range(self.workers)]
         self.starting = [self.threads.submit(self.ask) for _ in range(self.workers)]
 
     def start_worker(self):
-        """Start a worker; the connection to it."""
+        """Start a worker; it, and the connection to it."""
         context = multiprocessing.get_context("spawn")
         connection, its_end = context.Pipe()
         process = context.Process(target=work, args=(self.reader, its_end, self.args, self.env))
         process.start()
         its_end.close()  # or else its death would go unnoticed
         self.processes.append(process)
-        return connection
+        return process, connection
 
     def ask(self, *work):
         """What a worker answers; one that dies is replaced and its work repeated, three times at most."""
-        connection, deaths = self.idle.pop(), 0
+        (process, connection), deaths = self.idle.pop(), 0
         while not self.lifeline.closed:
             try:
                 connection.send(work)
+                while not connection.poll(1):
+                    if not process.is_alive():  # and what an environment has forked holds its end open
+                        raise EOFError
                 answer = connection.recv()
                 break
             except (EOFError, OSError):
                 deaths += 1
                 if deaths < 3 and not self.lifeline.closed:
-                    connection = self.start_worker()
+                    process, connection = self.start_worker()
                 else:
                     self.end_workers()
         else:
             guard = 'a program that calls train() needs `if __name__ == "__main__":` before it'
             error = TrainingError if work else UserError
             raise error(f"evaluation workers die again and again; {guard}, and --eval-workers 0 does without workers")
-        self.idle.append(connection)
+        self.idle.append((process, connection))
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -1100,7 +1107,8 @@ class Evaluator:
     def end_workers(self) -> None:
         with suppress(OSError):  # it has been closed before
             self.lifeline.send(None)  # for what an environment has forked may hold it open
-        self.lifeline.close()
+        with suppress(OSError):  # another thread closes it, too
+            self.lifeline.close()
 
     def close(self) -> None:
         self.end_workers()
@@ -1507,8 +1515,8 @@ def evaluate(args: Args, policy: Policy) -> None:
             rows.append(f"{policy.step},{condition:.6g},{returns.mean()},{returns.std()},{int(best)}\n")
             result = f"{CONDITION} {condition:.4f}: {returns.mean():.1f} +- {returns.std():.1f}"
             print(f"{result}{'  best in training' if best else ''}", file=OUT)
-    if path.is_dir():
-        write_whole(path / "evaluate.csv", lambda file: file.write("".join(rows).encode()))
+        if path.is_dir():  # before the environments are closed, which may fail
+            write_whole(path / "evaluate.csv", lambda file: file.write("".join(rows).encode()))
     if args.capture_video:
         record_episode(args, policy, path if path.is_dir() else path.parent)
 

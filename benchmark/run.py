@@ -299,7 +299,7 @@ def run_grid(options: Options, runs: list[Run], due: list[Run]) -> int:
     running = {remote.options(name=run.directory.name).remote(run, options.cpus_per_run): run for run in due}
     failed = []
     for name in ("SIGTERM", "SIGUSR1", "SIGXCPU"):  # which a cluster's scheduler sends
-        signal.signal(getattr(signal, name), signal.default_int_handler)
+        signal.signal(getattr(signal, name, signal.SIGTERM), signal.default_int_handler)  # Windows has not all
     bar = tqdm(total=sum(run.steps for run in runs), unit="step", mininterval=1 if sys.stderr.isatty() else 60)
     try:
         while running:

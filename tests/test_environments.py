@@ -186,6 +186,48 @@ def test_workers_whose_environments_cannot_be_closed(cli, name):
         os.kill(pid, signal.SIGKILL)
 
 
+def test_evaluate_where_closing_fails(cli):
+    """What has been played is written before."""
+    with pytest.raises(ZeroDivisionError):
+        brief(cli, "run", env_id="toy_envs:FailingCloseHere-v0")
+    with pytest.raises(ZeroDivisionError):
+        cli.call("--evaluate", "runs/run")
+    policy = cli.script.load_policy(cli.folder / "runs/run")
+    assert len(read_rows(cli.folder / "runs/run/evaluate.csv")) == len(cli.script.eval_conditions(policy.args))
+
+
+@pytest.mark.slow
+def test_processes_that_are_forked_late(cli):
+    """They hold pipes of workers open: one that dies is replaced all the same, and the run ends."""
+    run_dir = brief(cli, "run", "--eval-workers", "2", env_id="toy_envs:Forks-v0")
+    assert len(list(cli.folder.glob("died.*"))) >= 1
+    assert_same_run(brief(cli, "whole"), run_dir)
+
+
+def test_workers_that_cannot_be_started(cli):
+    """Those that have started end."""
+    real, count = multiprocessing.get_context("spawn").Process.start, iter([True, False])
+
+    def start(process):
+        if not next(count):
+            raise BlockingIOError("Resource temporarily unavailable")
+        return real(process)
+
+    cli.monkeypatch.setattr(multiprocessing.get_context("spawn").Process, "start", start)
+    with pytest.raises(BlockingIOError):
+        brief(cli, "run", "--eval-workers", "2")
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_workers_make_the_environment_that_is_registered(cli, workers):
+    """Not what the one of training has left of its arguments; wrappers in the entry point do no harm."""
+    run_dir = brief(cli, "run", "--eval-workers", workers, env_id="toy_envs:Consuming-v0")
+    assert {float(row["eval/best_return"]) for row in read_rows(run_dir / "eval.csv")} == {100.0}
+    assert len(read_rows(brief(cli, "wrapped", "--eval-workers", workers, env_id="toy_envs:Wrapped-v0") / "eval.csv")) == 3
+
+
 # What is global ---
 def test_random_numbers_of_nobody(cli):
     """Draws from NumPy's and Python's own generators follow from the seed, also when a run is resumed."""

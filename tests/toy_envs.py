@@ -194,8 +194,9 @@ def fail_badly() -> None:
 class Simulator(Point):
     """Has a process of its own, which close() ends; its id is kept in the folder pids."""
 
-    def __init__(self, start, then=None, action_space=None):
+    def __init__(self, start, then=None, then_here=None, action_space=None):
         super().__init__()
+        self.then_here = then_here
         self.action_space = action_space or self.action_space
         self.process, self.then = start(), then
         Path("pids").mkdir(exist_ok=True)
@@ -206,6 +207,8 @@ class Simulator(Point):
         (self.process.wait if hasattr(self.process, "wait") else self.process.join)()
         if self.then and in_a_worker():
             self.then()
+        if self.then_here:
+            self.then_here()
 
 
 def start_program() -> subprocess.Popen:
@@ -216,6 +219,45 @@ def start_fork() -> multiprocessing.Process:
     process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,))
     process.start()
     return process
+
+
+class Forks(Point):
+    """Has a process of its own from its first reset on, when training's workers run already, and in a worker dies once."""
+
+    process = None
+
+    def reset(self, **options):
+        self.process = self.process or start_fork()
+        return super().reset(**options)
+
+    def step(self, action):
+        if in_a_worker():
+            die(1)
+        return super().step(action)
+
+    def close(self):
+        if self.process:
+            self.process.terminate()
+            self.process.join()
+
+
+class Consuming(Start):
+    """Takes a keyword argument out of the dictionary that it is given: the return is 100."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.start = config.pop("start", -1.0)
+
+    def reset(self, **options):
+        super().reset(**options)
+        self.position = self.start
+        return self.observe(), {}
+
+
+def wrapped() -> gym.Env:
+    """Recorded arguments that cannot be compared with those of a copy."""
+    bounds = np.array([-0.5], np.float32), np.array([0.5], np.float32)
+    return gym.wrappers.RescaleAction(gym.wrappers.TransformReward(Point(), lambda reward: 2 * reward), *bounds)
 
 
 class Random(Point):
@@ -283,6 +325,10 @@ for name, entry, options in (
     ("FailingClose", Simulator, {"start": start_program, "then": fail}),
     ("UnfitProgram", Simulator, {"start": start_program, "action_space": gym.spaces.Discrete(3)}),
     ("Random", Random, {}),
+    ("Forks", Forks, {}),
+    ("Consuming", Consuming, {"config": {"start": 100.0}}),
+    ("Wrapped", wrapped, {}),
+    ("FailingCloseHere", Simulator, {"start": start_program, "then_here": fail}),
     ("MovingInit", Moving, {"where": "init"}),
     ("MovingReset", Moving, {"where": "reset"}),
     ("MovingStep", Moving, {"where": "step"}),

@@ -20,6 +20,7 @@ training sample has one from U1 = [1, 2]. Evaluation plays H = 12 values of k an
 The method ends at the line "from here on the same in all four scripts".
 """
 
+import atexit
 import copy
 import csv
 import ctypes
@@ -1047,15 +1048,15 @@ def play(envs: list[Env], actor: nn.Module, condition: float, seed: int) -> np.n
 def alike_in_every_process():
     """With one thread and full precision; training goes on with its own, and with its random numbers."""
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
-    python, numpy = random.getstate(), np.random.get_state()
+    python_state, numpy_state = random.getstate(), np.random.get_state()
     try:
         torch.set_num_threads(1)
         torch.set_float32_matmul_precision("highest")
         with torch.random.fork_rng(devices=[]):
             yield
     finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
         torch.set_num_threads(threads)
         torch.set_float32_matmul_precision(precision)
 
@@ -1087,6 +1088,7 @@ def work(lifeline, connection, args: Args, env: bytes) -> None:
     closes its environments, for which it has four seconds.
     """
     on_stop_signals(lambda number: None)  # leaves them to training
+    atexit.register(os._exit, 0)  # after what environments register; taking torch down takes long on a busy machine
     if hasattr(os, "nice"):
         os.nice(10)
 
@@ -1100,8 +1102,8 @@ def work(lifeline, connection, args: Args, env: bytes) -> None:
     with Player(args, cloudpickle.loads(env)) as player:
         while lifeline not in multiprocessing.connection.wait([lifeline, connection]):
             try:
-                work = connection.recv()
-                answer = player.play(*work) if work else player.make_envs()
+                request = connection.recv()
+                answer = player.play(*request) if request else player.make_envs()
             except UserError as error:
                 answer = UserError(f"in an evaluation worker, which --eval-workers 0 does without: {error}")
             except TrainingError as error:
@@ -1321,8 +1323,8 @@ def save_checkpoint(run_dir: Path, learner: Learner, progress: Progress, evaluat
 def load_checkpoint(run_dir: Path, learner: Learner, evaluator: Evaluator) -> Progress:
     """Go on from a checkpoint; rows of CSV files after it will come again and are dropped."""
     saved = load(run_dir / "checkpoint.pt", "replay", mmap=True)
-    before = json.loads((run_dir / "config.json").read_text())
-    now = versions().items()
+    config, now = run_dir / "config.json", versions().items()
+    before = json.loads(config.read_text()) if config.exists() else {}
     if changed := [f"{name} {before[name]}, now {version}" for name, version in now if before.get(name, version) != version]:
         tell(f"the run goes on with other versions, which may change its numbers: {'; '.join(changed)}")
     learner.load_state(saved["learner"])

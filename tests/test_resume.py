@@ -333,6 +333,8 @@ def test_other_versions(cli):
     path.write_text(json.dumps(config | {"numpy": "1.0"}))
     _, err = cli.call("--resume", run_dir, "--total-timesteps", "3")
     assert re.search(rf"other versions, .*: numpy 1.0, now {config['numpy']}\n", err)
+    path.unlink()
+    cli.call("--resume", run_dir, "--total-timesteps", "4")
 
 
 def test_nothing_was_evaluated(cli):

@@ -1084,8 +1084,8 @@ class Player(ExitStack):
 def work(lifeline, connection, args: Args, env: bytes) -> None:
     """A worker: answers what `connection` brings, arguments of Player.play() or none, with returns or an exception.
 
-    It yields to training. When the other end of `lifeline` is closed, however that ends, it stops after the current step and
-    closes its environments, for which it has four seconds.
+    It yields to training. When `lifeline` says so, or training is gone, it stops after the current step and closes its
+    environments, for which it has three seconds.
     """
     on_stop_signals(lambda number: None)  # leaves them to training
     atexit.register(os._exit, 0)  # after what environments register; taking torch down takes long on a busy machine
@@ -1093,14 +1093,18 @@ def work(lifeline, connection, args: Args, env: bytes) -> None:
         os.nice(10)
 
     def end_with_training() -> None:
-        multiprocessing.connection.wait([lifeline])
+        parent = multiprocessing.parent_process().pid
+        while os.getppid() == parent and not lifeline.poll(1):  # what an environment has forked may hold the other end open
+            pass
         ENDED.set()
-        time.sleep(4)
+        time.sleep(3)
         os._exit(1)
 
     threading.Thread(target=end_with_training, daemon=True).start()
     with Player(args, cloudpickle.loads(env)) as player:
-        while lifeline not in multiprocessing.connection.wait([lifeline, connection]):
+        while not ENDED.is_set():
+            if connection not in multiprocessing.connection.wait([lifeline, connection], 1):
+                continue
             try:
                 request = connection.recv()
                 answer = player.play(*request) if request else player.make_envs()
@@ -1149,16 +1153,18 @@ class Evaluator:
         return process, connection
 
     def ask(self, *work):
-        """What a worker answers; one that dies is replaced and its work repeated, three times at most."""
+        """What a worker answers; one that dies is replaced and its work repeated; the third death ends all workers."""
         (process, connection), deaths = self.idle.pop(), 0
         while not self.lifeline.closed:
             try:
-                connection.send(work)
+                if process.is_alive():
+                    connection.send(work)
                 while not connection.poll(1):
                     if not process.is_alive():  # and what an environment has forked holds its end open
                         raise EOFError
                 answer = connection.recv()
-                break
+                if not self.lifeline.closed:
+                    break
             except (EOFError, OSError):
                 deaths += 1
                 if deaths < 3 and not self.lifeline.closed:

@@ -194,7 +194,6 @@ class Protocol(BaseCallback):
     def _on_rollout_start(self) -> None:
         """The updates of the step before are done here; in _on_step() they are still to come."""
         step = self.model.num_timesteps
-        self.bar.update(step - self.bar.n)
         learned = step - self.args.learning_starts
         last = step >= self.args.total_timesteps
         due = last or (learned >= 0 and learned % self.args.eval_frequency == 0)
@@ -217,6 +216,7 @@ class Protocol(BaseCallback):
             except BrokenPipeError:  # Ctrl-C has ended the reader, too
                 sys.stdout = None
             sys.exit(128 + self.stopped_by)
+        self.bar.update(step - self.bar.n)  # at last: Ctrl-C may have ended its reader
 
     def _on_training_end(self) -> None:
         self._on_rollout_start()

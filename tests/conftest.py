@@ -162,7 +162,7 @@ def cli(request, tmp_path, monkeypatch, capsys) -> CommandLine:
     return CommandLine(ROOT / path, folder, monkeypatch, capsys)
 
 
-NUMBERS = itertools.count()  # an evaluating process keeps its environments by id
+NUMBERS = itertools.count()  # no id twice
 
 
 @pytest.fixture

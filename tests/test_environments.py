@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -143,6 +144,11 @@ def runs(pid: int) -> bool:
     return status.exists() and "State:\tZ" not in status.read_text()
 
 
+def made(folder: Path) -> int:
+    """How many processes a test's environments have made."""
+    return len(list(Path(folder, "pids").iterdir()))
+
+
 def alive(folder: Path) -> list[int]:
     """The processes of a test's environments that still run."""
     return [pid for pid in (int(path.name) for path in Path(folder, "pids").iterdir()) if runs(pid)]
@@ -154,10 +160,11 @@ def test_environments_are_closed(cli, name):
     for run, code, event in (("whole", 0, int), ("cut", 143, lambda: signal.raise_signal(signal.SIGTERM)), ("bad", 1, sys.exit)):
         cli.monkeypatch.setattr(Point, "events", {157: event})
         call(cli, run, env_id=f"toy_envs:{name}-v0", code=code)
-        assert len(list((cli.folder / "pids").iterdir())) >= 2
+        assert made(cli.folder) == 3  # one trains, two evaluate
         assert alive(cli.folder) == []
+        shutil.rmtree(cli.folder / "pids")
     cli.call("--evaluate", "runs/whole")
-    assert alive(cli.folder) == []
+    assert (made(cli.folder), alive(cli.folder)) == (2, [])
 
 
 def test_an_environment_that_is_refused_is_closed(cli):
@@ -167,7 +174,7 @@ def test_an_environment_that_is_refused_is_closed(cli):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-@pytest.mark.parametrize("name, left", [("Program", 0), ("FailingClose", 0), ("HangingClose", 2)])
+@pytest.mark.parametrize("name, left", [("Program", 0), ("LateFork", 0), ("FailingClose", 0), ("HangingClose", 2)])
 def test_workers_are_gone_within_five_seconds(cli, name, left, number):
     """When a run is stopped or killed. What they leave is behind a close() that hangs; that of a killed trainer is its own."""
     options = (*TINY, *BRIEF, "--env-id", f"toy_envs:{name}-v0", "--run-name", "run", "--eval-workers", "2")
@@ -200,6 +207,8 @@ def test_processes_that_are_forked_late(cli):
     """They hold pipes of workers open: one that dies is replaced all the same, and the run ends."""
     run_dir = brief(cli, "run", "--eval-workers", "2", env_id="toy_envs:Forks-v0")
     assert len(list(cli.folder.glob("died.*"))) >= 1
+    for pid in alive(cli.folder):  # those of the worker that was killed
+        os.kill(pid, signal.SIGKILL)
     assert_same_run(brief(cli, "whole"), run_dir)
 
 
@@ -229,14 +238,13 @@ def test_workers_make_the_environment_that_is_registered(cli, workers):
 
 # What is global ---
 def test_random_numbers_of_nobody(cli):
-    """Draws from NumPy's and Python's own generators follow from the seed, also when a run is resumed."""
+    """Draws from NumPy's and Python's own generators follow from the seed, also when a run is resumed; evaluations leave them."""
     whole = brief(cli, "whole", env_id="toy_envs:Random-v0")
     stop(cli, "cut", 158, env_id="toy_envs:Random-v0")
     cli.call("--resume", "runs/cut")
     assert_same_run(whole, cli.folder / "runs/cut")
-    best = [float(row["eval/best_return"]) for row in read_rows(whole / "eval.csv")]
-    other = brief(cli, "other", "--seed", "2", env_id="toy_envs:Random-v0")
-    assert best != [float(row["eval/best_return"]) for row in read_rows(other / "eval.csv")]
+    never = brief(cli, "never", "--eval-frequency", "200", env_id="toy_envs:Random-v0")
+    assert_same_run(whole, never, ("train.csv",))
 
 
 @pytest.mark.slow

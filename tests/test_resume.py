@@ -314,6 +314,7 @@ def test_the_cores_of_a_container(cli, cgroup, files, threads):
     """There are as many threads as its quota allows; a run that began with more goes on with those, and says so."""
     cli.monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
     torch.set_num_threads(4)
+    quota(cli, "")
     run_dir = brief(cli, "host", "--total-timesteps", "1")
     assert checkpoint_of(run_dir)["threads"] == 4
     quota(cli, cgroup, **files)

@@ -221,24 +221,26 @@ def start_fork() -> multiprocessing.Process:
     return process
 
 
-class Forks(Point):
-    """Has a process of its own from its first reset on, when training's workers run already, and in a worker dies once."""
+class LateFork(Simulator):
+    """Has its process from its first reset on, when training's workers run already; in a worker it dies `times` times."""
 
-    process = None
+    def __init__(self, times):
+        Point.__init__(self)
+        self.times, self.process = times, None
 
     def reset(self, **options):
-        self.process = self.process or start_fork()
+        if not self.process:
+            super().__init__(start_fork)
         return super().reset(**options)
 
     def step(self, action):
         if in_a_worker():
-            die(1)
+            die(self.times)
         return super().step(action)
 
     def close(self):
         if self.process:
-            self.process.terminate()
-            self.process.join()
+            super().close()
 
 
 class Consuming(Start):
@@ -325,7 +327,8 @@ for name, entry, options in (
     ("FailingClose", Simulator, {"start": start_program, "then": fail}),
     ("UnfitProgram", Simulator, {"start": start_program, "action_space": gym.spaces.Discrete(3)}),
     ("Random", Random, {}),
-    ("Forks", Forks, {}),
+    ("Forks", LateFork, {"times": 1}),
+    ("LateFork", LateFork, {"times": 0}),
     ("Consuming", Consuming, {"config": {"start": 100.0}}),
     ("Wrapped", wrapped, {}),
     ("FailingCloseHere", Simulator, {"start": start_program, "then_here": fail}),

@@ -24,11 +24,10 @@ import atexit
 import copy
 import csv
 import ctypes
-import filecmp
 import gc
 import json
 import math
-import multiprocessing.connection
+import multiprocessing
 import os
 import platform
 import random
@@ -48,7 +47,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Literal, NamedTuple
 
-if "torch" not in sys.modules:  # before it loads OpenMP: waiting threads leave their cores to the evaluation workers
+if "torch" not in sys.modules:  # OpenMP reads this when torch loads it: threads that wait leave their cores to evaluation
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 if __name__ == "__mp_main__":  # an evaluation worker
     os.environ.update(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
@@ -107,9 +106,9 @@ class Args:
     hidden_dim: int | None = None  # width of actor and critics; by default mlp 256, simba 128
     policy_lr: float = 3e-4  # the learning rate of the actor
     q_lr: float = 3e-4  # the learning rate of the critics after the warm-up
-    q_lr_init: float | None = None  # that of the critics at learning_starts; by default mlp 3e-5, simba q_lr, which is no warm-up
-    q_lr_warmup_end: int = 10000  # environment step at which it reaches q_lr; equal to learning_starts: no warm-up
-    weight_decay: float | None = None  # of actor and critics, decoupled as in AdamW; by default mlp 0, simba 0.01
+    q_lr_init: float | None = None  # the critics' learning rate at learning_starts; by default mlp 3e-5, simba q_lr: no warm-up
+    q_lr_warmup_end: int = 10000  # environment step at which it has reached q_lr; equal to learning_starts: no warm-up
+    weight_decay: float | None = None  # of actor and critics, as in AdamW; by default mlp 0, simba 0.01
 
     # Temperature
     autotune: bool = True  # learn the temperature; otherwise it is fixed at alpha
@@ -131,8 +130,8 @@ class Args:
 REPLAY_CAPACITY = {"Humanoid": 300_000, "Walker2d": 100_000, "Ant": 200_000}  # others 1_000_000
 
 
-def fill_own_defaults(args: Args, env_name: str, action_dim: int) -> list:
-    """Fill in this algorithm's defaults; env_name: without version. Returns checks: (argument, is it right, what it must be)."""
+def fill_own_defaults(args: Args, env_name: str, action_dim: int) -> None:
+    """Fill in this algorithm's defaults; env_name: without version."""
     by_network = {
         "mlp": {"hidden_dim": 256, "q_lr_init": 3e-5, "weight_decay": 0.0},
         "simba": {"hidden_dim": 128, "q_lr_init": args.q_lr, "weight_decay": 0.01},  # without warm-up
@@ -146,6 +145,10 @@ def fill_own_defaults(args: Args, env_name: str, action_dim: int) -> list:
     for name, default in defaults.items():
         if getattr(args, name) is None:
             setattr(args, name, default)
+
+
+def own_checks(args: Args) -> list[tuple]:
+    """What must hold of this algorithm's arguments: (argument, does it, what the argument must be)."""
     return [
         ("tau", 0 < args.tau <= 1, "above 0 and at most 1"),
         ("weight_decay", 0 <= args.weight_decay < math.inf, "at least 0 and finite"),
@@ -158,7 +161,9 @@ def fill_own_defaults(args: Args, env_name: str, action_dim: int) -> list:
 
 
 # The method: targets and losses -------------------------------------------------------------------------------------------------
-# Shapes: N critics, B batch, O observation, A action, C condition, I = O + A + C; G critic updates, S = G*B
+# An environment step, in train(): Agent.explore(), env.step(), Learner.store(), Agent.observe(), Agent.draw(), Agent.learn().
+# Shapes: N critics, B batch, O observation, A action, C condition, I = O + A + C; G critic updates, S = G*B samples for them.
+# A row of the replay has R = 2*O + A + 2 numbers: obs, action, reward, terminated (0 or 1), next_obs.
 def upq_target(q_next, beta, reward, terminated, gamma, entropy_bonus):
     """The target of uncertainty punished Q-learning (equation 18; equation 3's minus is a misprint).
 
@@ -170,9 +175,9 @@ def upq_target(q_next, beta, reward, terminated, gamma, entropy_bonus):
     return reward + gamma * (1 - terminated) * value
 
 
-def critic_loss(q, target):
-    """Equation 17, summed over the members: q (N, B), target (B,) -> scalar."""
-    return (q - target).square().mean(1).sum()
+def critic_loss(q, y):
+    """Equation 17, summed over the members: q (N, B), y (B,) -> scalar."""
+    return (q - y).square().mean(1).sum()
 
 
 def actor_loss(q, alpha, log_prob):
@@ -191,30 +196,32 @@ def squashed_gaussian(mean, log_std, noise):
     log(1 - tanh(u)^2) is computed as 2 (log 2 - u - softplus(-2u)), which is exact for large |u| too.
     """
     u = mean + log_std.exp() * noise
-    log_prob = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi) - 2 * (math.log(2) - u - F.softplus(-2 * u))
+    log_prob = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)  # of u
+    log_prob = log_prob - 2 * (math.log(2) - u - F.softplus(-2 * u))  # of tanh(u)
     return u.tanh(), log_prob.sum(1)
 
 
-# The condition: what tells the members of the family apart, a tensor (B, CONDITIONS) --------------------------------------------
+# The condition: what tells a policy of the family from the others, here beta, as a tensor (B, CONDITION_DIM) --------------------
 CONDITION = "beta"
-CONDITIONS = 1
+CONDITION_DIM = 1
 
 
-def drawn_condition(uniform, low, high):
-    """Betas from U[low, high] by uniform numbers in [0, 1): (B, 1) -> (B, 1)."""
+def condition_from_uniform(uniform, low, high):
+    """Betas from U[low, high]: uniform numbers in [0, 1) (B, 1) -> (B, 1)."""
     return low + (high - low) * uniform
 
 
 def played_condition(beta, rows):
-    """A beta, or one for each row, as the networks take it: (rows, 1); ValueError for what is not above 0 and finite."""
-    condition = torch.from_numpy(np.broadcast_to(beta, rows).astype(np.float32))[:, None]
-    if not features(condition).isfinite().all():
+    """The condition of a batch of `rows` rows, by a beta or one for each: (rows, 1); ValueError unless above 0 and finite."""
+    betas = np.broadcast_to(beta, rows).astype(np.float32)
+    condition = torch.from_numpy(betas)[:, None]
+    if not ((condition > 0) & condition.isfinite()).all():
         raise ValueError(f"beta is {beta}; it must be above 0 and finite.")
     return condition
 
 
 def features(condition):
-    """What the networks see of it, log beta: (B, 1) -> (B, 1)."""
+    """What the networks see of a condition, log beta: (B, 1) -> (B, 1)."""
     return condition.log()
 
 
@@ -240,9 +247,10 @@ class EnsembleLinear(nn.Module):
     def forward(self, x):
         """x (B, in), shared by all members, or (N, B, in), one input per member -> (N, B, out)."""
         x = x.expand(self.weight.shape[0], -1, -1)
-        # Bias outside the product: the compiler fuses it with the ReLU after it into one pass. A product of width 1 as a sum:
-        # fused with its neighbours it saves three kernels of a critic update on a GPU, and is not slower on a CPU.
+        # The bias is added outside the product: the compiler fuses it with the ReLU after it into one pass.
         if self.weight.shape[2] == 1:
+            # The product as a sum: fused with its neighbours it saves three kernels of a critic update on a GPU, and is no
+            # slower on a CPU.
             return (x * self.weight.mT).sum(2, keepdim=True) + self.bias
         return torch.einsum("nbi,nio->nbo", x, self.weight) + self.bias
 
@@ -264,10 +272,11 @@ class RSNorm(nn.Module):
         self.var += (distance * (obs - self.mean) - self.var) / self.count
 
     def forward(self, x):
-        """x (B, I), the observation first -> (B, I)."""
+        """x (B, O + ...), the observation first -> the same shape."""
         obs, others = x.tensor_split([len(self.mean)], 1)
         mean, var = self.mean.to(x.dtype), self.var.to(x.dtype)
-        return torch.cat([((obs - mean) / (var + 1e-8).sqrt()).clamp(-10, 10), others], 1)
+        obs = ((obs - mean) / (var + 1e-8).sqrt()).clamp(-10, 10)
+        return torch.cat([obs, others], 1)
 
 
 class Residual(nn.Sequential):
@@ -277,30 +286,23 @@ class Residual(nn.Sequential):
         return x + super().forward(x)
 
 
-def hidden_layers(network: str, obs_dim: int, inputs: int, hidden_dim: int, linear) -> list[nn.Module]:
-    """All but the last layer: (B, inputs), the observation first -> hidden_dim features; linear(inputs, outputs) makes a layer.
+def hidden_layers(args: Args, obs_dim: int, input_dim: int, linear) -> list[nn.Module]:
+    """All layers but the last: (B, input_dim), the observation first -> hidden_dim features.
 
-    mlp: the paper's two hidden layers. simba: SimBa's (https://arxiv.org/abs/2410.09754) normalised observations and residual
-    block, whose norms have no scale and shift: a linear layer follows each one and can hold both.
+    linear(in, out) makes a linear layer, of one network or of the ensemble. mlp: the paper's two hidden layers. simba: SimBa's
+    (https://arxiv.org/abs/2410.09754) normalised observations and residual block, whose norms have no scale and shift: a linear
+    layer follows each one and can hold both.
     """
-    if network == "mlp":
-        return [linear(inputs, hidden_dim), nn.ReLU(), linear(hidden_dim, hidden_dim), nn.ReLU()]
-    norm = partial(nn.LayerNorm, hidden_dim, elementwise_affine=False)
-    block = Residual(norm(), linear(hidden_dim, 4 * hidden_dim), nn.ReLU(), linear(4 * hidden_dim, hidden_dim))
-    return [RSNorm(obs_dim), linear(inputs, hidden_dim), block, norm()]
-
-
-class Critic(nn.Sequential):
-    """An ensemble of N critics Q_i."""
-
-    def __init__(self, num_critics: int, obs_dim: int, action_dim: int, hidden_dim: int, network: str):
-        linear = partial(EnsembleLinear, num_critics)
-        hidden = hidden_layers(network, obs_dim, obs_dim + action_dim + CONDITIONS, hidden_dim, linear)
-        super().__init__(*hidden, linear(hidden_dim, 1))
-
-    def forward(self, inputs):
-        """inputs (B, I) of critic_inputs() -> (N, B)."""
-        return super().forward(inputs).squeeze(2)
+    width = args.hidden_dim
+    if args.network == "mlp":
+        return [linear(input_dim, width), nn.ReLU(), linear(width, width), nn.ReLU()]
+    block = Residual(
+        nn.LayerNorm(width, elementwise_affine=False),
+        linear(width, 4 * width),
+        nn.ReLU(),
+        linear(4 * width, width),
+    )
+    return [RSNorm(obs_dim), linear(input_dim, width), block, nn.LayerNorm(width, elementwise_affine=False)]
 
 
 def critic_inputs(obs, action, condition):
@@ -308,14 +310,28 @@ def critic_inputs(obs, action, condition):
     return torch.cat([obs, action, features(condition)], 1)
 
 
+class Critic(nn.Sequential):
+    """An ensemble of N critics Q_i."""
+
+    def __init__(self, args: Args, obs_dim: int, action_dim: int):
+        linear = partial(EnsembleLinear, args.num_critics)
+        hidden = hidden_layers(args, obs_dim, obs_dim + action_dim + CONDITION_DIM, linear)
+        super().__init__(*hidden, linear(args.hidden_dim, 1))
+
+    def forward(self, inputs):
+        """inputs (B, I) of critic_inputs() -> (N, B)."""
+        return super().forward(inputs).squeeze(2)
+
+
 class Actor(nn.Module):
     """The stochastic policy: a Gaussian that tanh squashes into [-1, 1]."""
 
-    def __init__(self, obs_dim: int, action_dim: int, hidden_dim: int, network: str):
+    def __init__(self, args: Args, obs_dim: int, action_dim: int):
         super().__init__()
-        self.body = nn.Sequential(*hidden_layers(network, obs_dim, obs_dim + CONDITIONS, hidden_dim, nn.Linear))
-        self.mean = nn.Linear(hidden_dim, action_dim)
-        self.log_std = nn.Linear(hidden_dim, action_dim)
+        hidden = hidden_layers(args, obs_dim, obs_dim + CONDITION_DIM, nn.Linear)
+        self.body = nn.Sequential(*hidden)
+        self.mean = nn.Linear(args.hidden_dim, action_dim)
+        self.log_std = nn.Linear(args.hidden_dim, action_dim)
 
     def forward(self, obs, condition):
         """obs (B, O), condition (B, C) -> mean (B, A), log_std (B, A) clamped to [-10, 2]."""
@@ -329,49 +345,25 @@ class Temperature(nn.Module):
     def __init__(self, args: Args):
         super().__init__()
         self.network = None
-        self.log_alpha = math.log(max(args.alpha, 1e-45))  # without autotune
-        if args.autotune and args.temperature_network:
-            self.log_alpha = args.initial_log_alpha
-            self.network = nn.Sequential(nn.Linear(CONDITIONS, 64), nn.ReLU(), nn.Linear(64, 1))
-        elif args.autotune:
-            self.log_alpha = nn.Parameter(torch.tensor(float(args.initial_log_alpha)))
+        if not args.autotune:
+            self.log_alpha = math.log(max(args.alpha, 1e-45))  # a constant; finite for an alpha of 0, too
+        elif args.temperature_network:
+            self.log_alpha = args.initial_log_alpha  # xi, a constant too
+            self.network = nn.Sequential(nn.Linear(CONDITION_DIM, 64), nn.ReLU(), nn.Linear(64, 1))
+        else:
+            self.log_alpha = nn.Parameter(torch.tensor(float(args.initial_log_alpha)))  # learned
 
     def forward(self, condition):
         """condition (B, C) -> log alpha (B,)."""
-        output = self.network(features(condition)) if self.network else condition.new_zeros(len(condition), 1)
+        if self.network is None:
+            output = condition.new_zeros(len(condition), 1)
+        else:
+            output = self.network(features(condition))
         return output.squeeze(1) + self.log_alpha
 
 
 # One update of each network, in place; compiled ---------------------------------------------------------------------------------
-class Drawn(NamedTuple):
-    """All that is random in the updates of an environment step: S = G*B samples for the critics, then B for the others."""
-
-    rows: torch.Tensor  # (S + B, 2*O + A + 2) of the replay
-    condition: torch.Tensor  # (S + B, C) from U1
-    noise: torch.Tensor  # (S + 2*B, A) standard normal, of the next actions, the actor's, the temperature's
-
-
-class CriticBatch(NamedTuple):
-    """What one critic update learns from."""
-
-    inputs: torch.Tensor  # (B, I) of the critics
-    next_inputs: torch.Tensor  # (B, I) of the target critics, with an action of the policy
-    reward: torch.Tensor  # (B,)
-    terminated: torch.Tensor  # (B,) 0 or 1
-    beta: torch.Tensor  # (B,)
-    entropy_bonus: torch.Tensor  # (B,) -alpha(beta) * log_prob of the next action
-
-
-def sample(replay, stored, position, uniform, low, high):
-    """Rows of the filled part of the replay and a condition for each, by uniform numbers in [0, 1): position (S + B,), uniform
-    (S + B, C) -> (S + B, 2*O + A + 2), (S + B, C).
-
-    Position is float64: a float32 uniform has 24 bits, too few to index a million rows evenly.
-    """
-    return replay[(position * stored.clamp(max=len(replay))).long()], drawn_condition(uniform, low, high)
-
-
-class Adam(nn.Module):
+class AdamState(nn.Module):
     """State of Adam, with torch.optim.Adam's defaults, for one network: both moments, and the number of updates done.
 
     By hand because, compiled into an update, it is one pass over the parameters; torch's own between compiled gradients took
@@ -381,53 +373,91 @@ class Adam(nn.Module):
     def __init__(self, network: nn.Module, weight_decay: float = 0.0):
         super().__init__()
         self.weight_decay = weight_decay
-        self.first, self.second = copy.deepcopy(network), copy.deepcopy(network)
+        self.first = copy.deepcopy(network)
+        self.second = copy.deepcopy(network)
         self.register_buffer("count", torch.zeros(1, dtype=torch.float64))  # not (): torch.compile loses changes of a 0-d tensor
         for parameter in self.parameters():
             parameter.data.zero_()
 
 
 def adam_scales(count, lr, updates):
-    """Step size, root of the second moment's bias correction, lr, number, of the next updates: (updates, 4). Count (1,) goes on.
+    """Count the next updates, in place in count (1,), and return what adam_step() needs for each: (updates, 4).
 
-    In float64, for 1 - 0.999 has only four digits in float32. Two more columns, the learning rate and the number of the update,
-    let every row begin at a multiple of 16 bytes: Inductor's GPU code copies inputs that do not.
+    Columns: step size, root of the second moment's bias correction, learning rate, number of the update. In float64, for in
+    float32 1 - 0.999 has only four digits. With four columns every row begins at a multiple of 16 bytes: Inductor's GPU code
+    copies inputs that do not.
     """
-    t = count + torch.arange(1, updates + 1, device=count.device)
+    number = count + torch.arange(1, updates + 1, device=count.device)  # of each update; the first one's is 1
     count.add_(updates)
-    step_size = lr / (1 - 0.9**t)
-    root = (1 - 0.999**t).sqrt()
-    return torch.stack([step_size, root, lr + 0 * t, t], 1).float()
+    step_size = lr / (1 - 0.9**number)
+    correction = (1 - 0.999**number).sqrt()
+    same_lr = lr + 0 * number  # once for each update
+    return torch.stack([step_size, correction, same_lr, number], 1).float()
 
 
 def adam_step(network, grads, adam, scales):
-    """One update in place; grads: by parameter name; scales: a row of adam_scales.
+    """One update in place; grads: by parameter name; scales: a row of adam_scales().
 
-    parameter -= step_size * first / (sqrt(second) / root + 1e-8) + lr * weight_decay * parameter, as in AdamW, for lists of
-    tensors: on a GPU it is one kernel then.
+    parameter -= step_size * first / (sqrt(second) / correction + 1e-8) + lr * weight_decay * parameter, as in AdamW. Over
+    lists of tensors: on a GPU it is one kernel then.
     """
-    parameters, first, second = (list(each.parameters()) for each in (network, adam.first, adam.second))
+    parameters = list(network.parameters())
+    first = list(adam.first.parameters())
+    second = list(adam.second.parameters())
     grads = list(grads.values())
     torch._foreach_lerp_(first, grads, 0.1)
     torch._foreach_mul_(second, 0.999)
     torch._foreach_addcmul_(second, grads, grads, 0.001)
-    step = torch._foreach_mul(first, scales[0])
-    root = torch._foreach_div(torch._foreach_sqrt(second), scales[1])
-    step = torch._foreach_div(step, torch._foreach_add(root, 1e-8))
+    change = torch._foreach_mul(first, scales[0])
+    denominator = torch._foreach_div(torch._foreach_sqrt(second), scales[1])
+    denominator = torch._foreach_add(denominator, 1e-8)
+    change = torch._foreach_div(change, denominator)
     if adam.weight_decay:
-        step = torch._foreach_add(step, torch._foreach_mul(parameters, scales[2] * adam.weight_decay))
-    torch._foreach_sub_(parameters, step)
+        decay = torch._foreach_mul(parameters, scales[2] * adam.weight_decay)
+        change = torch._foreach_add(change, decay)
+    torch._foreach_sub_(parameters, change)
 
 
-def prepare_critics(actor, temperature, rows, condition, noise) -> CriticBatch:
-    """What the critics learn from, for all G minibatches at once: with actor and temperature frozen meanwhile, one pass equals G.
+class Drawn(NamedTuple):
+    """All that is random in the updates of an environment step: S samples for the critics, then B for actor and temperature."""
 
-    rows (S, 2*O + A + 2), condition (S, C), noise (S, A).
+    rows: torch.Tensor  # (S + B, R) of the replay
+    condition: torch.Tensor  # (S + B, C) from U1
+    noise: torch.Tensor  # (S + 2*B, A) standard normal, of the next actions, the actor's, the temperature's
+
+
+def sample(replay, stored, position, uniform, low, high):
+    """Rows of the filled part of the replay and a condition for each: (S + B, R), (S + B, C).
+
+    By uniform numbers in [0, 1): position (S + B,), uniform (S + B, C). position is float64, for in float32 a
+    uniform number has 24 bits, too few to index a million rows evenly.
+    """
+    filled = stored.clamp(max=len(replay))
+    index = (position * filled).long()
+    return replay[index], condition_from_uniform(uniform, low, high)
+
+
+class CriticBatch(NamedTuple):
+    """What one critic update learns from, or with S in place of B all G of them."""
+
+    inputs: torch.Tensor  # (B, I) of the critics
+    next_inputs: torch.Tensor  # (B, I) of the target critics, with an action of the policy
+    reward: torch.Tensor  # (B,)
+    terminated: torch.Tensor  # (B,) 0 or 1
+    beta: torch.Tensor  # (B,)
+    entropy_bonus: torch.Tensor  # (B,) -alpha(beta) * log_prob of the next action
+
+
+def make_critic_batch(actor, temperature, rows, condition, noise) -> CriticBatch:
+    """What all G critic updates learn from, in one pass: actor and temperature do not change meanwhile.
+
+    rows (S, R), condition (S, C), noise (S, A).
     """
     action_dim = noise.shape[1]
     obs_dim = (rows.shape[1] - action_dim - 2) // 2
     obs, action, reward, terminated, next_obs = rows.split([obs_dim, action_dim, 1, 1, obs_dim], 1)
-    next_action, log_prob = squashed_gaussian(*actor(next_obs, condition), noise)
+    mean, log_std = actor(next_obs, condition)
+    next_action, log_prob = squashed_gaussian(mean, log_std, noise)
     return CriticBatch(
         inputs=critic_inputs(obs, action, condition),
         next_inputs=critic_inputs(next_obs, next_action, condition),
@@ -439,19 +469,20 @@ def prepare_critics(actor, temperature, rows, condition, noise) -> CriticBatch:
 
 
 def update_critics(critic, target_critic, adam, scales, batch: CriticBatch, gamma, tau):
-    """One critic (equations 17, 18) and Polyak step; returns q (N, B) and target (B,), for the metrics."""
+    """One critic (equations 17, 18) and Polyak step; returns q (N, B) and y (B,), for the metrics."""
     q_next = target_critic(batch.next_inputs)  # (N, B)
-    # No gradient: the target is no function of the parameters that loss_function() is differentiated by.
-    target = upq_target(q_next, batch.beta, batch.reward, batch.terminated, gamma, batch.entropy_bonus)
+    # Without gradient: grad() differentiates by the critics' parameters, of which y is no function.
+    y = upq_target(q_next, batch.beta, batch.reward, batch.terminated, gamma, batch.entropy_bonus)
 
     def loss_function(parameters):
-        q = functional_call(critic, parameters, (batch.inputs,))  # (N, B)
-        return critic_loss(q, target), q
+        q = functional_call(critic, parameters, (batch.inputs,))  # (N, B), of the critics with these parameters
+        return critic_loss(q, y), q
 
-    grads, q = grad(loss_function, has_aux=True)(dict(critic.named_parameters()))
+    parameters = dict(critic.named_parameters())
+    grads, q = grad(loss_function, has_aux=True)(parameters)
     adam_step(critic, grads, adam, scales)
     torch._foreach_lerp_(list(target_critic.parameters()), list(critic.parameters()), tau)
-    return q, target
+    return q, y
 
 
 def update_actor(actor, critic, temperature, adam, scales, obs, condition, noise) -> dict:
@@ -459,46 +490,54 @@ def update_actor(actor, critic, temperature, adam, scales, obs, condition, noise
     alpha = temperature(condition).exp()
 
     def loss_function(parameters):
-        action, log_prob = squashed_gaussian(*functional_call(actor, parameters, (obs, condition)), noise)
+        mean, log_std = functional_call(actor, parameters, (obs, condition))
+        action, log_prob = squashed_gaussian(mean, log_std, noise)
         q = critic(critic_inputs(obs, action, condition))  # (N, B)
         return actor_loss(q, alpha, log_prob), log_prob
 
-    grads, (loss, log_prob) = grad_and_value(loss_function, has_aux=True)(dict(actor.named_parameters()))
+    parameters = dict(actor.named_parameters())
+    grads, (loss, log_prob) = grad_and_value(loss_function, has_aux=True)(parameters)
     adam_step(actor, grads, adam, scales)
     return {"actor_loss": loss, "alpha": alpha.mean(), "entropy": -log_prob.mean()}
 
 
 def update_temperature(actor, temperature, adam, scales, obs, condition, noise, target_entropy) -> dict:
     """One temperature step (equation 16), with fresh actions of the updated actor -> metrics."""
-    _, log_prob = squashed_gaussian(*actor(obs, condition), noise)
+    mean, log_std = actor(obs, condition)
+    _, log_prob = squashed_gaussian(mean, log_std, noise)
 
     def loss_function(parameters):
-        return temperature_loss(functional_call(temperature, parameters, (condition,)), log_prob, target_entropy)
+        log_alpha = functional_call(temperature, parameters, (condition,))
+        return temperature_loss(log_alpha, log_prob, target_entropy)
 
-    grads, loss = grad_and_value(loss_function)(dict(temperature.named_parameters()))
+    parameters = dict(temperature.named_parameters())
+    grads, loss = grad_and_value(loss_function)(parameters)
     adam_step(temperature, grads, adam, scales)
     return {"alpha_loss": loss}
 
 
+# Of train.csv, as CleanRL names them
 METRICS = ("qf_loss", "qf_values", "qf_std", "actor_loss", "alpha", "entropy", "alpha_loss")
 
 
-def add_metrics(sums, all_q, all_targets, others: dict) -> None:
-    """Add the averages of an environment step to the sums, and 1 to their number, which is the last entry.
+def add_metrics(metrics, all_q, all_y, averages: dict) -> None:
+    """Add the averages of an environment step to `metrics`, and 1 to its last entry, the number of steps.
 
-    all_q: G of (N, B), all_targets: G of (B,). Once for all G critic updates: on a GPU every sum is a kernel.
+    all_q: G of (N, B); all_y: G of (B,); averages: the others. Once for all G critic updates: on a GPU every sum is a kernel.
     """
     q = torch.stack(all_q)  # (G, N, B)
-    loss = torch.vmap(critic_loss)(q, torch.stack(all_targets)) / q.shape[1]  # (G,), per member
-    averages = {"qf_loss": loss.mean(), "qf_values": q.mean(), "qf_std": q.std(1).mean(), **others}
-    sums += torch.stack([*(averages[name] for name in METRICS), torch.ones_like(averages["qf_loss"])])
+    loss = torch.vmap(critic_loss)(q, torch.stack(all_y)) / q.shape[1]  # (G,), per critic
+    averages = {"qf_loss": loss.mean(), "qf_values": q.mean(), "qf_std": q.std(1).mean(), **averages}
+    values = [averages[name] for name in METRICS]
+    values.append(torch.ones_like(values[0]))
+    metrics += torch.stack(values)
 
 
-COMPILED = (sample, prepare_critics, adam_scales, update_critics, update_actor, update_temperature, add_metrics)
+COMPILED = (sample, make_critic_batch, adam_scales, update_critics, update_actor, update_temperature, add_metrics)
 COMPILER_OPTIONS = {  # of Inductor, by device
-    # Or else the compiler fuses loops that share nothing but their ranges, against the grain of one of them.
+    # Without it loops are fused that share only their ranges, and one of them reads memory against its order.
     "cpu": {"cpp.max_horizontal_fusion_size": 1},
-    # Or else it chooses kernels by timing them: not the same bits twice.
+    # Without them kernels are chosen by timing: not the same bits twice.
     "cuda": {"shape_padding": False, "dynamic_scale_rblock": False},
 }
 
@@ -512,30 +551,34 @@ class Agent(nn.Module):
 
     def __init__(self, args: Args, obs_dim: int, action_dim: int):
         super().__init__()
-        self.args, self.obs_dim, self.action_dim = args, obs_dim, action_dim
-        self.actor = make_actor(args, obs_dim, action_dim)
-        self.critic = make_critic(args, obs_dim, action_dim)
+        self.args = args
+        self.obs_dim = obs_dim
+        self.action_dim = action_dim
+        self.actor = Actor(args, obs_dim, action_dim)
+        self.critic = Critic(args, obs_dim, action_dim)
         self.temperature = Temperature(args)
         self.target = copy.deepcopy(self.critic)
         self.obs_norm = None
-        if args.network == "simba":  # one for all
-            self.obs_norm = self.critic[0] = self.target[0] = self.actor.body[0]
+        if args.network == "simba":  # the first layer of all networks, so that there is one set of statistics
+            self.obs_norm = self.actor.body[0]
+            self.critic[0] = self.obs_norm
+            self.target[0] = self.obs_norm
         self.adam = nn.ModuleDict(
             {
-                "critic": Adam(self.critic, args.weight_decay),
-                "actor": Adam(self.actor, args.weight_decay),
-                "temperature": Adam(self.temperature),
+                "critic": AdamState(self.critic, args.weight_decay),
+                "actor": AdamState(self.actor, args.weight_decay),
+                "temperature": AdamState(self.temperature),
             }
         )
-        self.register_buffer("metrics", torch.zeros(len(METRICS) + 1))  # sums since they were last read, and their number
+        self.register_buffer("metrics", torch.zeros(len(METRICS) + 1))  # sums since they were last read, then of how many steps
         self.requires_grad_(False)  # gradients are taken by torch.func
-        # Eager; Learner puts those of torch.compile in their place
-        self.compiled = SimpleNamespace(**{function.__name__: function for function in COMPILED})
+        # As they stand above; with --compile Learner puts compiled ones in their place
+        self.functions = SimpleNamespace(**{function.__name__: function for function in COMPILED})
 
     def observe(self, step, row, episodic_return, generator):
-        """What happens once an environment step, when it has been stored.
+        """Called once an environment step, when it has been stored. A fork may use what is not used here.
 
-        step counts from 1; row (2*O + A + 2,) of the replay; episodic_return where the episode has ended, else None. Called
+        step counts from 1; row (R,) of the replay; episodic_return where the episode has ended, else None. Called
         outside compiled functions and CUDA graphs. What it changes are parameters and buffers of this module, in place.
         """
         if self.obs_norm:
@@ -543,71 +586,79 @@ class Agent(nn.Module):
 
     def explore(self, obs, generator):
         """An action in [-1, 1] with a fresh beta from U2: obs (1, O) -> (1, A)."""
-        args, options = self.args, {"generator": generator, "device": obs.device}
-        condition = drawn_condition(torch.rand(1, CONDITIONS, **options), args.beta_min, args.explore_beta_max)
+        args = self.args
+        options = {"generator": generator, "device": obs.device}
+        condition = condition_from_uniform(torch.rand(1, CONDITION_DIM, **options), args.beta_min, args.explore_beta_max)
         noise = torch.randn(1, self.action_dim, **options)
-        action, _ = squashed_gaussian(*self.actor(obs, condition), noise)
+        mean, log_std = self.actor(obs, condition)
+        action, _ = squashed_gaussian(mean, log_std, noise)
         return action
 
     def draw(self, replay, stored, generator) -> Drawn:
-        """All that is random in the updates of an environment step, betas from U1; stored (), float64: how many ever were."""
-        args, options = self.args, {"generator": generator, "device": replay.device}
+        """All that is random in the updates of an environment step, betas from U1; stored (), float64: transitions so far."""
+        args = self.args
+        options = {"generator": generator, "device": replay.device}
         samples = (args.utd + 1) * args.batch_size
         position = torch.rand(samples, dtype=torch.float64, **options)
-        uniform = torch.rand(samples, CONDITIONS, **options)
+        uniform = torch.rand(samples, CONDITION_DIM, **options)
         noise = torch.randn(samples + args.batch_size, self.action_dim, **options)
-        return Drawn(*self.compiled.sample(replay, stored, position, uniform, args.beta_min, args.train_beta_max), noise)
+        rows, condition = self.functions.sample(replay, stored, position, uniform, args.beta_min, args.train_beta_max)
+        return Drawn(rows, condition, noise)
 
     def learn(self, drawn: Drawn, q_lr) -> None:
         """G updates of the critics, one of the actor, one of the temperature; a function of the networks and of its arguments."""
-        args, compiled, adam = self.args, self.compiled, self.adam
+        args = self.args
+        adam = self.adam
+        functions = self.functions
         sizes = [args.utd * args.batch_size, args.batch_size]
-        rows, actor_rows = drawn.rows.split(sizes)
-        condition, actor_condition = drawn.condition.split(sizes)
-        noise, actor_noise, temperature_noise = drawn.noise.split([*sizes, args.batch_size])
+        critic_rows, actor_rows = drawn.rows.split(sizes)
+        critic_condition, actor_condition = drawn.condition.split(sizes)
+        critic_noise, actor_noise, temperature_noise = drawn.noise.split([*sizes, args.batch_size])
 
-        prepared = compiled.prepare_critics(self.actor, self.temperature, rows, condition, noise)
-        minibatches = map(CriticBatch, *(part.split(args.batch_size) for part in prepared))
-        all_scales = compiled.adam_scales(adam["critic"].count, q_lr, args.utd)
-        all_q, all_targets = [], []
-        for scales, batch in zip(all_scales, minibatches, strict=True):
-            q, target = compiled.update_critics(self.critic, self.target, adam["critic"], scales, batch, args.gamma, args.tau)
+        prepared = functions.make_critic_batch(self.actor, self.temperature, critic_rows, critic_condition, critic_noise)
+        parts = [part.split(args.batch_size) for part in prepared]  # each part in G minibatches
+        all_scales = functions.adam_scales(adam["critic"].count, q_lr, args.utd)
+        all_q = []
+        all_y = []
+        for update, scales in enumerate(all_scales):
+            batch = CriticBatch(*(part[update] for part in parts))
+            q, y = functions.update_critics(self.critic, self.target, adam["critic"], scales, batch, args.gamma, args.tau)
             all_q.append(q)
-            all_targets.append(target)
+            all_y.append(y)
 
         obs = actor_rows[:, : self.obs_dim]
-        scales = compiled.adam_scales(adam["actor"].count, args.policy_lr, 1)[0]
-        metrics = compiled.update_actor(
+        scales = functions.adam_scales(adam["actor"].count, args.policy_lr, 1)[0]
+        averages = functions.update_actor(
             self.actor, self.critic, self.temperature, adam["actor"], scales, obs, actor_condition, actor_noise
         )
         if args.autotune:
-            scales = compiled.adam_scales(adam["temperature"].count, args.alpha_lr, 1)[0]
-            trained = (self.actor, self.temperature, adam["temperature"])
-            metrics |= compiled.update_temperature(*trained, scales, obs, actor_condition, temperature_noise, args.target_entropy)
+            scales = functions.adam_scales(adam["temperature"].count, args.alpha_lr, 1)[0]
+            averages |= functions.update_temperature(
+                self.actor,
+                self.temperature,
+                adam["temperature"],
+                scales,
+                obs,
+                actor_condition,
+                temperature_noise,
+                args.target_entropy,
+            )
         else:
-            metrics["alpha_loss"] = torch.zeros_like(metrics["alpha"])
-        compiled.add_metrics(self.metrics, all_q, all_targets, metrics)
+            averages["alpha_loss"] = torch.zeros_like(averages["alpha"])
+        functions.add_metrics(self.metrics, all_q, all_y, averages)
 
     def extra_columns(self, betas: list[float]) -> dict:
         """Columns of eval.csv beside the returns: alpha(beta) of the evaluated betas."""
-        alphas = self.temperature(played_condition(betas, len(betas)).to(self.metrics.device)).exp().tolist()
+        condition = played_condition(betas, len(betas)).to(self.metrics.device)
+        alphas = self.temperature(condition).exp().tolist()
         return {f"eval/alpha_{beta:.6g}": alpha for beta, alpha in zip(betas, alphas, strict=True)}
-
-
-def make_actor(args: Args, obs_dim: int, action_dim: int) -> Actor:
-    """The actor as a run with these arguments has it."""
-    return Actor(obs_dim, action_dim, args.hidden_dim, args.network)
-
-
-def make_critic(args: Args, obs_dim: int, action_dim: int) -> Critic:
-    """The critics as a run with these arguments has them."""
-    return Critic(args.num_critics, obs_dim, action_dim, args.hidden_dim, args.network)
 
 
 @torch.inference_mode()
 def deterministic_action(actor: Actor, obs, beta):
     """The action that is evaluated, tanh(mean): obs (B, O), beta a number or (B,) -> (B, A) in [-1, 1]."""
-    mean, _ = actor(torch.from_numpy(obs), played_condition(beta, len(obs)))
+    condition = played_condition(beta, len(obs))
+    mean, _ = actor(torch.from_numpy(obs), condition)
     return mean.tanh().numpy()
 
 
@@ -616,16 +667,25 @@ SCRIPT = Path(__file__).stem
 
 
 class UserError(Exception):
-    """A mistake in the arguments or files given by the user: shown as one sentence, exit code 2."""
+    """A mistake in the arguments or files given by the user: shown as one sentence."""
+
+    exit_code = 2
 
 
 class TrainingError(Exception):
-    """Training cannot go on: shown as one sentence, exit code 1."""
+    """Training cannot go on: shown as one sentence."""
+
+    exit_code = 1
 
 
 def absolute(path: str | Path) -> Path:
-    """As it is when it is given, for an environment may change the working directory; ~ is the home folder."""
+    """The full path, which holds wherever an environment moves the working directory later; ~ is the home folder."""
     return Path(os.path.abspath(os.path.expanduser(path)))
+
+
+def copied_state(network: nn.Module) -> dict:
+    """A copy of its state_dict(), on the CPU."""
+    return {name: tensor.to("cpu", copy=True) for name, tensor in network.state_dict().items()}
 
 
 class Learner:
@@ -646,35 +706,34 @@ class Learner:
             raise UserError(f"buffer_size is {args.buffer_size}; that many transitions do not fit on {device}.") from None
         self.stored = torch.zeros((), dtype=torch.float64, device=device)
         self.q_lr = torch.zeros((), device=device)
+        # What act_once() reads and writes: always the same memory, which a captured graph has the addresses of
         self.host_obs = torch.empty(1, obs_dim, pin_memory=device.type == "cuda")
         self.obs = torch.zeros(1, obs_dim, device=device)
         self.action = torch.zeros(1, action_dim, device=device)
         noise_seed = np.random.SeedSequence(args.seed).generate_state(1, np.uint64)  # apart from that of the weights
         self.generator = torch.Generator(device).manual_seed(int(noise_seed[0]))
-        # And torch's own, from which layers draw, such as nn.Dropout
-        self.generators = [
-            self.generator,
-            torch.default_generator,
-            *(torch.cuda.default_generators if device.type == "cuda" else ()),
-        ]
-        # What act() and update() call: eager, or the replays of CUDA graphs
+        # What a checkpoint holds: also torch's own, from which layers draw, such as nn.Dropout
+        self.generators = [self.generator, torch.default_generator]
+        if device.type == "cuda":
+            self.generators += torch.cuda.default_generators
+        # What act() and update() call: these functions, or CUDA graphs of them
         self.run_act, self.run_update = self.act_once, self.update_once
         if args.compile:
-            self.agent.compiled = SimpleNamespace(
-                **{
-                    each.__name__: torch.compile(each, fullgraph=True, dynamic=False, options=COMPILER_OPTIONS[device.type])
-                    for each in COMPILED
-                }
-            )
+            options = COMPILER_OPTIONS[device.type]
+            for function in COMPILED:
+                compiled = torch.compile(function, fullgraph=True, dynamic=False, options=options)
+                setattr(self.agent.functions, function.__name__, compiled)
 
     def store(self, step: int, obs, action, reward, terminated, next_obs) -> torch.Tensor:
-        """Write the transition of environment step `step`, counted from 0, over the oldest one, and return its row of the replay;
+        """Write the transition of environment step `step`, counted from 1, over the oldest one, and return its row of the replay;
         TrainingError if it is not finite."""
         row = np.concatenate((obs, action, (reward, terminated), next_obs), dtype=np.float32)
         if not np.isfinite(row).all():
             raise TrainingError(f"not finite in float32: the environment's reward, {reward}, or an observation")
-        self.stored.fill_(step + 1)
-        return self.replay[step % len(self.replay)].copy_(torch.from_numpy(row))
+        self.stored.fill_(step)
+        place = self.replay[(step - 1) % len(self.replay)]
+        place.copy_(torch.from_numpy(row))
+        return place
 
     def random_action(self):
         """A uniformly random action in [-1, 1], (A,)."""
@@ -685,7 +744,8 @@ class Learner:
         self.host_obs.numpy()[0] = obs
         self.obs.copy_(self.host_obs, non_blocking=True)
         self.run_act()
-        action = self.action[0].cpu().numpy().copy()  # waits for the device and all updates before
+        # Waits for the device and all updates before; a copy, for on a CPU the next action comes into the same memory
+        action = self.action[0].cpu().numpy().copy()
         if not np.isfinite(action).all():
             self.check_finite()
             raise TrainingError(f"the policy's action is not finite for the observation {obs}")
@@ -694,16 +754,18 @@ class Learner:
     def update(self, step: int) -> None:
         """All updates of environment step `step`, with the critics' learning rate warmed up linearly (equation 23)."""
         args = self.args
-        # Past both steps it is q_lr, in whatever order they are
+        # Past q_lr_warmup_end np.interp gives q_lr, also where learning starts at that step or later
         self.q_lr.fill_(np.interp(step, (args.learning_starts, args.q_lr_warmup_end), (args.q_lr_init, args.q_lr)))
         self.run_update()
 
     @torch.no_grad()
     def act_once(self) -> None:
+        """From self.obs to self.action, without waiting for the device: what the CUDA graph of acting holds."""
         self.action.copy_(self.agent.explore(self.obs, self.generator))
 
     @torch.no_grad()
     def update_once(self) -> None:
+        """What the CUDA graph of an environment step's updates holds."""
         self.agent.learn(self.agent.draw(self.replay, self.stored, self.generator), self.q_lr)
 
     def warm_up(self) -> "Learner":
@@ -724,24 +786,25 @@ class Learner:
                 for _ in range(3):  # lets the libraries allocate what they must not allocate while capturing
                     self.act_once()
                     self.update_once()
-                self.run_act, self.run_update = (self.captured(body, stream) for body in (self.act_once, self.update_once))
+                self.run_act = self.captured(self.act_once, stream)
+                self.run_update = self.captured(self.update_once, stream)
             torch.cuda.current_stream().wait_stream(stream)
         self.load_state(before)
         self.stored.zero_()
         return self
 
-    def captured(self, body, stream):
-        """The replay of a CUDA graph of body()."""
+    def captured(self, function, stream):
+        """function() as a CUDA graph: what launches it."""
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self.generator)
         gc.collect()  # the graph of another learner must not be destroyed in the middle of a capture
         with torch.cuda.graph(graph, stream=stream):
-            body()
+            function()
         return graph.replay
 
     def state(self) -> dict:
         """All that training changes but the replay, copied to the CPU."""
-        return {"agent": copy_of(self.agent), "generators": [generator.get_state() for generator in self.generators]}
+        return {"agent": copied_state(self.agent), "generators": [generator.get_state() for generator in self.generators]}
 
     def load_state(self, saved: dict) -> None:
         """Put back what state() gave."""
@@ -751,45 +814,67 @@ class Learner:
 
     def check_finite(self) -> None:
         """TrainingError where a loss since the last row of train.csv or a parameter is not finite; store() checks the replay."""
-        tensors = {**dict(zip(METRICS, self.agent.metrics, strict=False)), **self.agent.state_dict()}
-        if bad := [name for name, tensor in tensors.items() if not tensor.isfinite().all()]:
+        sums = self.agent.metrics[:-1]  # the last entry is their number
+        tensors = dict(zip(METRICS, sums, strict=True)) | self.agent.state_dict()
+        bad = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
+        if bad:
             raise TrainingError(f"not finite any more: {', '.join(bad[:5])}")
 
     def read_metrics(self) -> dict:
         """Averages over the updates since they were last read, None without any."""
         *sums, count = self.agent.metrics.tolist()
         self.agent.metrics.zero_()
-        return {f"losses/{name}": value / count if count else None for name, value in zip(METRICS, sums, strict=True)}
+        averages = [value / count if count else None for value in sums]
+        return {f"losses/{name}": average for name, average in zip(METRICS, averages, strict=True)}
 
 
 def make_learner(args: Args, env: "Env", device: torch.device) -> Learner:
     """A learner that is ready. Where capturing or compiling fails, a new one without CUDA graphs, then one that is eager, too.
 
-    What fails without both is an exception of the algorithm itself.
+    What fails without both is an exception of the algorithm itself; only then is nothing told.
     """
-    flag = "cudagraphs" if args.cudagraphs and device.type == "cuda" else "compile"
-    try:
-        return Learner(args, env.obs_dim, env.action_dim, device).warm_up()
-    except Exception as error:
-        if not getattr(args, flag):
-            raise
-        # Of two the first: when something fails in a capture, its end fails, too, and says nothing of it.
-        text = str(error.__context__ or error).partition("Set TORCHDYNAMO_VERBOSE")[0].replace("^", "")
-        reason, *places = " ".join(text.split()).split(f'"{__file__}", ')
-        reason = " ... at ".join([reason[:300], *places[-1:]])  # the place that it names last: line 100, in function
-    # Outside the except: its error would keep the learner that has failed, and its memory.
-    learner = make_learner(replace(args, **{flag: False}), env, device)
-    tell(f"updates with --{flag} do not work here, and the run goes on with --no-{flag}, slower: {reason}")
+    failures = []
+    learner = None
+    while learner is None:
+        try:
+            learner = Learner(args, env.obs_dim, env.action_dim, device).warm_up()
+        except Exception as error:  # keeps the learner that has failed, and its memory, until this block ends
+            if args.cudagraphs and device.type == "cuda":
+                flag, args = "cudagraphs", replace(args, cudagraphs=False)
+            elif args.compile:
+                flag, args = "compile", replace(args, compile=False)
+            else:
+                raise
+            reason = reason_of(error)
+            failures.append(f"updates with --{flag} do not work here, and the run goes on with --no-{flag}, slower: {reason}")
+    for failure in failures:
+        tell(failure)
     return learner
 
 
-ENDED = threading.Event()  # in an evaluation worker: training has ended
+def reason_of(error: Exception) -> str:
+    """In one line: how the text begins, and the place in this file that it names last, such as: line 100, in function."""
+    # Of two errors the first: when something fails in a capture, its end fails, too, and says nothing of it
+    text = str(error.__context__ or error)
+    text = text.partition("Set TORCHDYNAMO_VERBOSE")[0].replace("^", "")
+    text = " ".join(text.split())
+    beginning, *places = text.split(f'"{__file__}", ')
+    reason = beginning[:300]
+    if places:
+        reason += f" ... at {places[-1]}"
+    return reason
+
+
+TRAINING_ENDED = threading.Event()  # set in an evaluation worker only, see run_worker()
 
 
 @contextmanager
 def in_environment():
-    """Around what an environment does: that it ends the program is an error, or else a scheduler would book the run as done."""
-    if ENDED.is_set():
+    """Around what an environment does: that it ends the program is an error, or else a scheduler would book the run as done.
+
+    In an evaluation worker nothing is begun any more once training has ended, which is how it stops after the current step.
+    """
+    if TRAINING_ENDED.is_set():
         raise TrainingError("training has ended")
     try:
         yield
@@ -806,16 +891,17 @@ def seed_globals(seed: int) -> None:
 class Env(gym.Wrapper):
     """An environment as this file sees it: observations (O,) float32, actions (A,) in [-1, 1]; UserError for another kind.
 
-    env: its id, or its specification. seed: of Python's and NumPy's own generators while it is made; reset() has one, too.
+    spec: the environment's id, or its specification. seed: of Python's and NumPy's own generators while it is made; reset() has
+    one, too.
     """
 
     @in_environment()
-    def __init__(self, env: str | gym.envs.registration.EnvSpec, seed: int = 0, **options):
+    def __init__(self, spec: str | gym.envs.registration.EnvSpec, seed: int = 0, **options):
         gym.logger.min_level = gym.logger.ERROR  # every -v4 announces -v5
         seed_globals(seed)
         made = None
         try:
-            made = gym.make(env, **options)
+            made = gym.make(spec, **options)
             super().__init__(made)
             self.obs_dim = gym.spaces.flatdim(made.observation_space)
             space = made.action_space
@@ -824,7 +910,8 @@ class Env(gym.Wrapper):
         except (gym.error.Error, ImportError, NotImplementedError, ValueError) as error:
             if made is not None:
                 made.close()
-            raise UserError(f"cannot use the environment {getattr(env, 'id', env)!r}: {error}") from None
+            env_id = spec if isinstance(spec, str) else spec.id
+            raise UserError(f"cannot use the environment {env_id!r}: {error}") from None
         self.low, self.high = space.low, space.high
         self.action_dim = space.low.size
 
@@ -833,18 +920,19 @@ class Env(gym.Wrapper):
         if seed is not None:
             seed_globals(seed)
         obs, info = self.env.reset(seed=seed, **options)
-        return self.flat(obs), info
+        return self.flattened(obs), info
 
     @in_environment()
     def step(self, action):
         obs, reward, terminated, truncated, info = self.env.step(to_bounds(action, self.low, self.high))
         if terminated not in (0, 1):
             raise TrainingError(f"the environment returned terminated {terminated!r}; it must be True or False")
-        reward = getattr(reward, "item", lambda: reward)()  # a number, also of NumPy or torch, and then of the shape () or (1,)
-        return self.flat(obs), float(reward), bool(terminated), bool(truncated), info
+        if hasattr(reward, "item"):  # of NumPy or torch, and of the shape () or (1,), which float() alone refuses
+            reward = reward.item()
+        return self.flattened(obs), float(reward), bool(terminated), bool(truncated), info
 
-    def flat(self, obs):
-        """A copy: an environment may use its array again."""
+    def flattened(self, obs) -> np.ndarray:
+        """An observation as (O,) float32; a copy, for an environment may use its array again."""
         flat = gym.spaces.flatten(self.env.observation_space, obs).astype(np.float32)
         if flat.size != self.obs_dim:
             raise TrainingError(f"the environment returned an observation of {flat.size} numbers; its space has {self.obs_dim}")
@@ -858,7 +946,7 @@ def to_bounds(action, low, high):
     return np.asarray(np.clip((center + half * action).astype(low.dtype), low, high))  # of the shape () it is a scalar before
 
 
-EVALUATION, FRESH_EPISODES, TRAINING = 0, 1, 3  # what environment seeds are for
+EVALUATION, FRESH_EPISODES, TRAINING = 0, 1, 3  # the purposes of environment seeds; 2 is not in use
 
 
 def first_seed(args: Args, purpose: int) -> int:
@@ -883,17 +971,18 @@ class Progress:
 def train(args: Args, stopped_by: list | tuple = (), defaults: Args | None = None) -> dict:
     """Train to the end, or until `stopped_by` holds a signal; returns run_dir and where the run stands (Progress).
 
-    With args.resume a run goes on. What differs from `defaults`, by default Args(), counts as given; see resumed(). Raises
-    UserError, TrainingError, and what an environment raises; the last checkpoint stays.
+    With args.resume a run goes on with its own arguments, but for those of `args` that differ from `defaults`: Args(), or from
+    the command line the run's own. Raises UserError, TrainingError, and what an environment raises; the last checkpoint stays.
     """
     with ExitStack() as stack:
         if args.resume:
             args = resumed(args, defaults or Args())
-        run_root = absolute(args.run_root)
-        env = stack.enter_context(Env(args.env_id, args.seed % 2**32))
+        run_root = absolute(args.run_root)  # before an environment can move the working directory
+        env = stack.enter_context(Env(args.env_id, args.seed % 2**32))  # NumPy's seeds are below 2^32
         args = completed(args, env)
         device = set_up_torch(args)
         run_dir = Path(args.resume) if args.resume else new_run_dir(args, run_root, device)
+        # A new run that fails before its first checkpoint leaves no directory; the log, which writes there, is closed before
         undo = stack.enter_context(ExitStack())
         if not args.resume:
             undo.callback(shutil.rmtree, run_dir, ignore_errors=True)
@@ -905,36 +994,38 @@ def train(args: Args, stopped_by: list | tuple = (), defaults: Args | None = Non
         evaluator.ready()
         progress = load_checkpoint(run_dir, learner, evaluator) if args.resume else Progress()
         save_checkpoint(run_dir, learner, progress, evaluator)
-        undo.pop_all()  # from now on the run directory stays
-        stack.enter_context(way_back(run_dir))
+        undo.pop_all()  # from now on the run directory stays, and one can go on from it
+        stack.enter_context(telling_how_to_resume(run_dir))
         tell(f"run directory: {run_dir}")
         bar = stack.enter_context(progress_bar(args, progress))
         saved_at = time.monotonic()
-        start = saved_at - progress.seconds
-        logged = (progress.step, progress.seconds)
+        start = saved_at - progress.seconds  # as if the run had been one process
+        logged_at = (progress.step, progress.seconds)  # of the last row of train.csv
 
         def collect(seconds: float = 0.0) -> None:
             """Log the evaluations that have ended, and keep their policies."""
-            for row, parameters in evaluator.finished(seconds):
-                log.row("eval.csv", row)
+            for row, actor_state in evaluator.finished(seconds):
+                log.add("eval.csv", row)
                 progress.last = row
-                save_policy(run_dir / "policy.pt", args, env, row, actor=parameters)
+                save_policy(run_dir / "policy.pt", args, env, row, actor=actor_state)
                 score = row["eval/best_return"]
-                if not progress.best or np.fmax(score, progress.best["eval/best_return"]) == score:  # NaN is below every number
+                best = progress.best.get("eval/best_return")
+                if best is None or not (math.isnan(score) or score < best):  # any number is better than NaN; the later of equals
                     progress.best = row
-                    save_policy(run_dir / "best_policy.pt", args, env, row, actor=parameters)
+                    save_policy(run_dir / "best_policy.pt", args, env, row, actor=actor_state)
                 bar.set_postfix_str(f"return {score:.0f} at step {row['global_step']}", refresh=False)
 
         def next_episode():
+            """Begin the next episode; its first observation."""
             progress.episode += 1
             progress.actions, progress.episodic_return = [], 0.0
             return env.reset(seed=first_seed(args, TRAINING) + progress.episode)[0]
 
-        obs, _ = env.reset(seed=first_seed(args, TRAINING) + progress.episode)
+        obs, _ = env.reset(seed=first_seed(args, TRAINING) + progress.episode)  # of the current one, where a run is resumed
         try:
             for action in progress.actions:  # of a run that is resumed
-                obs, _, *over, _ = env.step(np.array(action, np.float32))
-                if any(over):
+                obs, _, terminated, truncated, _ = env.step(np.array(action, np.float32))
+                if terminated or truncated:
                     raise TrainingError("it ends earlier")
         except Exception as error:
             tell(f"an episode does not follow from its seed and actions; the run goes on with the next one: {error!r:.150}")
@@ -946,12 +1037,12 @@ def train(args: Args, stopped_by: list | tuple = (), defaults: Args | None = Non
             next_obs, reward, terminated, truncated, _ = env.step(action)
 
             # Store
-            row = learner.store(progress.step, obs, action, reward, terminated, next_obs)
             progress.step += 1
+            transition = learner.store(progress.step, obs, action, reward, terminated, next_obs)
             progress.actions.append(action.tolist())
             progress.episodic_return += reward
             episode_over = terminated or truncated
-            agent.observe(progress.step, row, progress.episodic_return if episode_over else None, learner.generator)
+            agent.observe(progress.step, transition, progress.episodic_return if episode_over else None, learner.generator)
 
             # Learn
             if progress.step > args.learning_starts:
@@ -966,16 +1057,16 @@ def train(args: Args, stopped_by: list | tuple = (), defaults: Args | None = Non
                 bar.start_t = bar.last_print_t = time.time()
             bar.update()
             if is_last or (learned >= 0 and learned % args.eval_frequency == 0):
-                evaluator.submit(row_before_evaluation(args, agent, progress), copy_of(agent.actor))
+                evaluator.submit(row_before_evaluation(args, agent, progress), copied_state(agent.actor))
             if args.snapshot_frequency and learned >= 0 and learned % args.snapshot_frequency == 0:
                 path = run_dir / "snapshots" / f"step-{progress.step}.pt"
                 row = row_before_evaluation(args, agent, progress)
-                save_policy(path, args, env, row, actor=copy_of(agent.actor), critic=copy_of(agent.critic))
+                save_policy(path, args, env, row, actor=copied_state(agent.actor), critic=copied_state(agent.critic))
             if is_last or episode_over or progress.step % 1000 == 0:
-                log.row("train.csv", training_row(learner, progress, logged, episode_over))
-                logged = (progress.step, progress.seconds)
+                log.add("train.csv", training_row(learner, progress, logged_at, episode_over))
+                logged_at = (progress.step, progress.seconds)
                 collect()
-            obs = next_episode() if episode_over else next_obs
+            obs = next_episode() if episode_over else next_obs  # before a checkpoint, which an episode that is over is not for
             if time.monotonic() - saved_at >= args.checkpoint_seconds:
                 save_checkpoint(run_dir, learner, progress, evaluator)
                 saved_at = time.monotonic()
@@ -991,15 +1082,10 @@ def train(args: Args, stopped_by: list | tuple = (), defaults: Args | None = Non
     return {"run_dir": str(run_dir), **vars(progress)}
 
 
-def row_before_evaluation(args: Args, agent: Agent, progress: Progress) -> dict:
-    """A row of eval.csv as far as it is known before the evaluation has been played; also what a snapshot says of itself."""
-    seconds = round(progress.seconds, 1)
-    return {"global_step": progress.step, "charts/wall_seconds": seconds, **agent.extra_columns(eval_conditions(args))}
-
-
-def training_row(learner: Learner, progress: Progress, logged: tuple, episode_over: bool) -> dict:
-    """A row of train.csv: averages since the last one (logged: its step and seconds), and the episode, if it has ended."""
-    steps, seconds = progress.step - logged[0], progress.seconds - logged[1]
+def training_row(learner: Learner, progress: Progress, logged_at: tuple[int, float], episode_over: bool) -> dict:
+    """A row of train.csv: averages since the last one, of that step and second, and the episode, if it has ended."""
+    last_step, last_seconds = logged_at
+    steps, seconds = progress.step - last_step, progress.seconds - last_seconds
     return {
         "global_step": progress.step,
         "charts/wall_seconds": round(progress.seconds, 1),
@@ -1028,7 +1114,7 @@ def play(envs: list[Env], actor: nn.Module, condition: float, seed: int) -> np.n
 
 @contextmanager
 def alike_in_every_process():
-    """With one thread and full precision; training goes on with its own, and with its random numbers."""
+    """Inside, one thread and full precision; afterwards training's settings and everybody's random numbers are put back."""
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     python_state, numpy_state = random.getstate(), np.random.get_state()
     try:
@@ -1044,58 +1130,74 @@ def alike_in_every_process():
 
 
 class Player(ExitStack):
-    """Plays policies in environments that it makes once, of an id or a specification, and closes in the end."""
+    """Plays policies in environments that it makes once; as an ExitStack it closes all of them, also where closing one fails.
 
-    def __init__(self, args: Args, env):
+    spec: what they are made of, an id or a specification.
+    """
+
+    def __init__(self, args: Args, spec: str | gym.envs.registration.EnvSpec):
         super().__init__()
-        self.args, self.env, self.envs = args, env, []
+        self.args, self.spec = args, spec
+        self.envs: list[Env] = []
 
     def make_envs(self) -> None:
-        while len(self.envs) < self.args.eval_episodes:
-            self.envs.append(self.enter_context(Env(self.env, first_seed(self.args, EVALUATION) + len(self.envs))))
+        """Those that are missing."""
+        seed = first_seed(self.args, EVALUATION)
+        for i in range(len(self.envs), self.args.eval_episodes):
+            env = Env(self.spec, seed + i)
+            self.envs.append(self.enter_context(env))
 
     @alike_in_every_process()
-    def play(self, parameters: dict, condition: float, purpose: int = EVALUATION) -> np.ndarray:
-        """Returns (E,) of an actor with these parameters under a condition."""
+    def play(self, actor_state: dict, condition: float, purpose: int = EVALUATION) -> np.ndarray:
+        """Returns (E,) of an actor with this state_dict() under a condition."""
         self.make_envs()
-        actor = make_actor(self.args, self.envs[0].obs_dim, self.envs[0].action_dim).eval()
-        actor.load_state_dict({name: torch.from_numpy(array) for name, array in parameters.items()})
+        actor = Actor(self.args, self.envs[0].obs_dim, self.envs[0].action_dim).eval()
+        actor.load_state_dict(actor_state)
         return play(self.envs, actor, condition, first_seed(self.args, purpose))
 
 
-def work(lifeline, connection, args: Args, env: bytes) -> None:
-    """A worker: answers what `connection` brings, arguments of Player.play() or none, with returns or an exception.
+def run_worker(lifeline, connection, args: Args, pickled_spec: bytes) -> None:
+    """A worker: answers requests, arguments of Player.play() or none, with returns or an exception.
 
-    It yields to training. When `lifeline` says so, or training is gone, it stops after the current step and closes its
-    environments, for which it has three seconds.
+    When `lifeline` has something, or training is gone, it stops after the current step and closes its environments, for which it
+    has three seconds.
     """
     on_stop_signals(lambda number: None)  # leaves them to training
-    atexit.register(os._exit, 0)  # after what environments register; taking torch down takes long on a busy machine
+    # Registered first, so called last, after what environments register; taking torch down takes long on a busy machine
+    atexit.register(os._exit, 0)
     if hasattr(os, "nice"):
-        os.nice(10)
+        os.nice(10)  # it yields to training
 
     def end_with_training() -> None:
         parent = multiprocessing.parent_process().pid
-        while os.getppid() == parent and not lifeline.poll(1):  # what an environment has forked may hold the other end open
-            pass
-        ENDED.set()
+        told = False
+        while not told and os.getppid() == parent:  # its death alone may not show: an environment's fork may hold the pipe open
+            told = lifeline.poll(1)
+        TRAINING_ENDED.set()
         time.sleep(3)
         os._exit(1)
 
     threading.Thread(target=end_with_training, daemon=True).start()
-    with Player(args, cloudpickle.loads(env)) as player:
-        while not ENDED.is_set():
-            if connection not in multiprocessing.connection.wait([lifeline, connection], 1):
-                continue
+    where = "in an evaluation worker, which --eval-workers 0 does without"
+    with Player(args, cloudpickle.loads(pickled_spec)) as player:
+        while not TRAINING_ENDED.is_set():
             try:
+                if not connection.poll(0.1):
+                    continue
                 request = connection.recv()
-                answer = player.play(*request) if request else player.make_envs()
+            except (EOFError, OSError):  # training is gone
+                break
+            try:
+                if request:
+                    answer = player.play(*request)
+                else:
+                    answer = player.make_envs()
             except UserError as error:
-                answer = UserError(f"in an evaluation worker, which --eval-workers 0 does without: {error}")
+                answer = UserError(f"{where}: {error}")
             except TrainingError as error:
                 answer = error
             except BaseException:  # as text, for it need not unpickle
-                answer = RuntimeError(f"in an evaluation worker, which --eval-workers 0 does without:\n{traceback.format_exc()}")
+                answer = RuntimeError(f"{where}:\n{traceback.format_exc()}")
             with suppress(OSError):  # training may have died
                 connection.send(answer)
 
@@ -1103,91 +1205,95 @@ def work(lifeline, connection, args: Args, env: bytes) -> None:
 class Evaluator:
     """Plays the policies of a family in processes beside training, or in this one; hands rows back in their order.
 
-    For each worker there is a thread in this process, which hands it work and waits for its answer.
+    For each worker there is a thread in this process, which sends it requests and waits for its answers.
     """
 
     def __init__(self, args: Args, env: Env):
         self.args = args
-        self.workers = max(1, min(torch.get_num_threads() // 2, 12)) if args.eval_workers is None else args.eval_workers
-        self.pending: list[tuple] = []  # what a row begins with, the actor's parameters, condition -> Future of its returns
-        self.player = Player(args, args.env_id)  # without workers
+        self.num_workers = args.eval_workers
+        if self.num_workers is None:
+            self.num_workers = max(1, min(torch.get_num_threads() // 2, 12))
+        self.pending: list[tuple] = []  # what a row begins with, the actor's state, condition -> Future of its returns
+        self.player = Player(args, args.env_id)  # plays where there are no workers
         try:  # as it is registered: the environment may have changed its own keyword arguments
-            self.env = cloudpickle.dumps(gym.spec(env.spec.id))  # brings its class, where that is the program's own
+            self.pickled_spec = cloudpickle.dumps(gym.spec(env.spec.id))  # brings its class, where that is the program's own
         except Exception:
-            self.env = cloudpickle.dumps(args.env_id)
+            self.pickled_spec = cloudpickle.dumps(args.env_id)
+        self.spawn = multiprocessing.get_context("spawn")
         self.processes = []
-        self.reader, self.lifeline = multiprocessing.get_context("spawn").Pipe(duplex=False)
-        self.threads = ThreadPoolExecutor(max(1, self.workers))
+        self.idle = []  # workers without a request: process, connection
+        self.ending = False
+        self.lifeline, self.end_of_lifeline = self.spawn.Pipe(duplex=False)  # workers hold the first; what is sent ends them
+        self.threads = ThreadPoolExecutor(max(1, self.num_workers))
 
     def start(self) -> None:
         """Start the workers, which make their environments; apart from __init__, so that close() ends those that have started."""
-        self.idle = [self.start_worker() for _ in range(self.workers)]
-        self.starting = [self.threads.submit(self.ask) for _ in range(self.workers)]
+        self.idle += [self.start_worker() for _ in range(self.num_workers)]
+        self.starting = [self.threads.submit(self.ask) for _ in range(self.num_workers)]
 
-    def start_worker(self):
-        """Start a worker; it, and the connection to it."""
-        context = multiprocessing.get_context("spawn")
-        connection, its_end = context.Pipe()
-        process = context.Process(target=work, args=(self.reader, its_end, self.args, self.env))
+    def start_worker(self) -> tuple:
+        """Start a worker; its process, and the connection to it."""
+        connection, its_end = self.spawn.Pipe()
+        process = self.spawn.Process(target=run_worker, args=(self.lifeline, its_end, self.args, self.pickled_spec))
         process.start()
         its_end.close()  # or else its death would go unnoticed
         self.processes.append(process)
         return process, connection
-
-    def ask(self, *work):
-        """What a worker answers; one that dies is replaced and its work repeated; the third death ends all workers."""
-        (process, connection), deaths = self.idle.pop(), 0
-        while not self.lifeline.closed:
-            try:
-                if process.is_alive():
-                    connection.send(work)
-                while not connection.poll(1):
-                    if not process.is_alive():  # and what an environment has forked holds its end open
-                        raise EOFError
-                answer = connection.recv()
-                if not self.lifeline.closed:
-                    break
-            except (EOFError, OSError):
-                deaths += 1
-                if deaths < 3 and not self.lifeline.closed:
-                    process, connection = self.start_worker()
-                else:
-                    self.end_workers()
-        else:
-            guard = 'a program that calls train() needs `if __name__ == "__main__":` before it'
-            error = TrainingError if work else UserError
-            raise error(f"evaluation workers die again and again; {guard}, and --eval-workers 0 does without workers")
-        self.idle.append((process, connection))
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
 
     def ready(self) -> None:
         """Wait until all workers have made their environments; raises what that has raised."""
         for future in self.starting:
             future.result()
 
-    def submit(self, row: dict, parameters: dict) -> None:
-        """Have an actor with these parameters evaluated; row: what the evaluation's row begins with."""
-        arrays = {name: tensor.numpy() for name, tensor in parameters.items()}  # tensors would go through shared memory
-        submit = partial(self.threads.submit, self.ask) if self.workers else partial(done, self.player.play)
-        self.pending.append((row, parameters, {condition: submit(arrays, condition) for condition in eval_conditions(self.args)}))
+    def ask(self, *request):
+        """What a worker answers; one that dies is replaced, and the new one is asked; the third death ends all workers."""
+        process, connection = self.idle.pop()
+        deaths = 0
+        while True:
+            try:
+                answer = answer_of(process, connection, request)
+                died = False
+            except (EOFError, OSError):
+                died = True
+                deaths += 1
+            if deaths == 3:
+                self.end_workers()
+            if self.ending:  # also by the third death of another one, or because training stops
+                guard = 'a program that calls train() needs `if __name__ == "__main__":` before it'
+                kind = TrainingError if request else UserError  # or the run has not begun
+                raise kind(f"evaluation workers die again and again; {guard}, and --eval-workers 0 does without workers")
+            if not died:
+                break
+            process, connection = self.start_worker()
+        self.idle.append((process, connection))
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def submit(self, row: dict, actor_state: dict) -> None:
+        """Have an actor with this state evaluated; row: what the evaluation's row begins with."""
+        futures = {}
+        for condition in eval_conditions(self.args):
+            if self.num_workers:
+                futures[condition] = self.threads.submit(self.ask, actor_state, condition)
+            else:
+                futures[condition] = Future()
+                futures[condition].set_result(self.player.play(actor_state, condition))
+        self.pending.append((row, actor_state, futures))
 
     def finished(self, seconds: float):
-        """Whole rows and the actors' parameters, the oldest first; waits up to `seconds` for each."""
+        """Whole rows and the actors' states, the oldest first; waits up to `seconds` for each."""
         while self.pending:
-            row, parameters, futures = self.pending[0]
+            row, actor_state, futures = self.pending[0]
             if wait(futures.values(), seconds).not_done:
                 return
             returns = {condition: future.result() for condition, future in futures.items()}
             del self.pending[0]
-            yield row | row_of_returns(returns), parameters
+            yield row | row_of_returns(returns), actor_state
 
     def end_workers(self) -> None:
-        with suppress(OSError):  # it has been closed before
-            self.lifeline.send(None)  # for what an environment has forked may hold it open
-        with suppress(OSError):  # another thread closes it, too
-            self.lifeline.close()
+        self.ending = True
+        self.end_of_lifeline.send(None)  # no worker takes it out, so that each one sees it
 
     def close(self) -> None:
         self.end_workers()
@@ -1197,38 +1303,64 @@ class Evaluator:
         self.player.close()
 
 
-def done(function, *work) -> Future:
-    """What a pool's submit() returns, of work that is done here and now."""
-    future = Future()
-    future.set_result(function(*work))
-    return future
+def answer_of(process, connection, request: tuple):
+    """What a worker answers to a request; EOFError or OSError where it dies.
+
+    It is asked whether it lives, for what an environment has forked may hold its end of the connection open.
+    """
+    if not process.is_alive():
+        raise EOFError
+    connection.send_bytes(cloudpickle.dumps(request))  # send() would put tensors into shared memory
+    while not connection.poll(1):
+        if not process.is_alive():
+            raise EOFError
+    return connection.recv()
+
+
+def row_before_evaluation(args: Args, agent: Agent, progress: Progress) -> dict:
+    """A row of eval.csv as far as it is known before the evaluation has been played; also what a snapshot says of itself."""
+    seconds = round(progress.seconds, 1)
+    return {"global_step": progress.step, "charts/wall_seconds": seconds, **agent.extra_columns(eval_conditions(args))}
 
 
 def row_of_returns(returns: dict) -> dict:
     """The part of a row of eval.csv that has been played: condition -> returns (E,)."""
     means = {condition: float(values.mean()) for condition, values in returns.items()}
-    best = max(means, key=lambda condition: np.nan_to_num(means[condition], nan=-np.inf))
+    numbers = {condition: mean for condition, mean in means.items() if not math.isnan(mean)}
+    best = max(numbers or means, key=means.get)  # NaN is the best only where there is nothing else
     row = {"eval/best_return": means[best], "eval/best_return_std": float(returns[best].std()), f"eval/best_{CONDITION}": best}
     return row | {f"eval/return_{condition:.6g}": mean for condition, mean in means.items()}
 
 
-def copy_of(network: nn.Module) -> dict:
-    """Parameters and buffers, copied to the CPU."""
-    return {name: tensor.to("cpu", copy=True) for name, tensor in network.state_dict().items()}
-
-
 # Run directory ------------------------------------------------------------------------------------------------------------------
 def versions() -> dict[str, str]:
-    """Of what decides the numbers of a run, by name, as far as it is used."""
+    """Versions of the packages that decide the numbers of a run; MuJoCo's only where it is used."""
     return {name: sys.modules[name].__version__ for name in ("torch", "gymnasium", "mujoco", "numpy") if name in sys.modules}
+
+
+def tell_other_versions(run_dir: Path) -> None:
+    """Where a run goes on with others than it began with."""
+    config = run_dir / "config.json"
+    if not config.exists():
+        return
+    before = json.loads(config.read_text())
+    changed = []
+    for name, version in versions().items():
+        if before.get(name, version) != version:
+            changed.append(f"{name} {before[name]}, now {version}")
+    if changed:
+        tell(f"the run goes on with other versions, which may change its numbers: {'; '.join(changed)}")
 
 
 def new_run_dir(args: Args, run_root: Path, device: torch.device) -> Path:
     """Make a run directory, with this script and what it runs with; UserError where that is not possible."""
-    name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}".translate(str.maketrans("/:", "__"))
-    run_dir = run_root / (args.run_name or name)
-    while run_dir.exists() and not args.run_name:
-        run_dir = run_dir.with_name(f"{run_dir.name}_")  # the other was started in the same second
+    if args.run_name:
+        run_dir = run_root / args.run_name
+    else:
+        name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}"
+        run_dir = run_root / name.replace("/", "_").replace(":", "_")
+        while run_dir.exists():
+            run_dir = run_dir.with_name(f"{run_dir.name}_")  # the other was started in the same second
     try:
         run_dir.mkdir(parents=True)
     except OSError as error:
@@ -1251,7 +1383,7 @@ def new_run_dir(args: Args, run_root: Path, device: torch.device) -> Path:
 
 
 @contextmanager
-def way_back(run_dir: Path):
+def telling_how_to_resume(run_dir: Path):
     """Say how to go on after an exception, an environment's for example, or Ctrl-C in a program that calls train()."""
     try:
         yield
@@ -1260,13 +1392,14 @@ def way_back(run_dir: Path):
         raise
 
 
-def write_whole(path: Path, write) -> None:
-    """Write a file so that at every moment `path` is the old one or the new one, whole; TrainingError where that fails."""
+@contextmanager
+def open_whole(path: Path):
+    """A file to write bytes into; at every moment `path` is the old one or the new one, whole. TrainingError where that fails."""
     temporary = path.with_name(f"{path.name}.tmp")
     try:
         path.parent.mkdir(exist_ok=True)
         with open(temporary, "wb") as file:
-            write(file)
+            yield file
             file.flush()
             os.fsync(file.fileno())  # or else a loss of power could leave the new name without its content
         os.replace(temporary, path)
@@ -1277,14 +1410,18 @@ def write_whole(path: Path, write) -> None:
 
 
 def save(path: Path, content: dict) -> None:
-    write_whole(path, partial(torch.save, {"script": SCRIPT, **content}))
+    """Write a file that load() can read."""
+    with open_whole(path) as file:
+        torch.save({"script": SCRIPT, **content}, file)
 
 
 def load(path: Path, part: str, **options) -> dict:
     """A file of this script that has this part; only tensors and plain Python are accepted: a stranger's file runs no code."""
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, **options)
-        script, _ = content["script"], content[part]
+        script = content["script"]
+        if part not in content:
+            raise KeyError(part)
     except Exception as error:
         raise UserError(f"{path} cannot be read: {error!r:.150}") from None
     if script != SCRIPT:
@@ -1296,46 +1433,52 @@ def save_checkpoint(run_dir: Path, learner: Learner, progress: Progress, evaluat
     """All that a run goes on from; TrainingError rather than numbers that are not finite."""
     learner.check_finite()
     content = {
-        "args": vars(evaluator.args),
+        "args": vars(evaluator.args),  # as asked for; the learner's may be without compile or cudagraphs
         "device": learner.device.type,
         "threads": torch.get_num_threads(),
         "progress": vars(progress),
-        "pending": [pending[:2] for pending in evaluator.pending],
+        "pending": [(row, actor_state) for row, actor_state, _ in evaluator.pending],
         "learner": learner.state(),
-        # By way of NumPy a storage of these rows alone, which on a CPU is no copy: torch.save writes whole storages
+        # torch.save writes whole storages; by way of NumPy there is one of these rows alone, on a CPU without a copy
         "replay": torch.from_numpy(learner.replay[: progress.step].cpu().numpy()),
     }
     save(run_dir / "checkpoint.pt", content)
 
 
+def open_checkpoint(run_dir: Path) -> dict:
+    """What save_checkpoint() has written; tensors stay in the file until they are used."""
+    return load(run_dir / "checkpoint.pt", "replay", mmap=True)
+
+
 def load_checkpoint(run_dir: Path, learner: Learner, evaluator: Evaluator) -> Progress:
-    """Go on from a checkpoint; rows of CSV files after it will come again and are dropped."""
-    saved = load(run_dir / "checkpoint.pt", "replay", mmap=True)
-    config, now = run_dir / "config.json", versions().items()
-    before = json.loads(config.read_text()) if config.exists() else {}
-    if changed := [f"{name} {before[name]}, now {version}" for name, version in now if before.get(name, version) != version]:
-        tell(f"the run goes on with other versions, which may change its numbers: {'; '.join(changed)}")
+    """Put back what a checkpoint holds, and return its progress; rows of CSV files after it will come again and are dropped."""
+    saved = open_checkpoint(run_dir)
+    tell_other_versions(run_dir)
     learner.load_state(saved["learner"])
     progress = Progress(**saved["progress"])
     learner.replay[: progress.step] = saved["replay"]
     learner.stored.fill_(progress.step)
-    for row, parameters in saved["pending"]:
-        evaluator.submit(row, copy.deepcopy(parameters))  # for the file will be replaced
+    for row, actor_state in saved["pending"]:
+        evaluator.submit(row, copy.deepcopy(actor_state))  # saved's tensors are the memory of a file that will be replaced
     drop_rows(run_dir / "train.csv", progress.step)
     drop_rows(run_dir / "eval.csv", progress.last.get("global_step", 0))
     return progress
 
 
 def drop_rows(path: Path, last_step: int) -> None:
-    """Keep the whole rows of a CSV file up to a step."""
+    """Keep the header and the whole rows of a CSV file up to a step."""
     if path.exists():
         lines = path.read_text().splitlines(keepends=True)
-        kept = [line for line in lines[1:] if line.endswith("\n") and int(line.split(",")[0]) <= last_step]
-        write_whole(path, lambda file: file.write("".join(lines[:1] + kept).encode()))
+        kept = lines[:1]
+        for line in lines[1:]:
+            if line.endswith("\n") and int(line.split(",")[0]) <= last_step:
+                kept.append(line)
+        with open_whole(path) as file:
+            file.write("".join(kept).encode())
 
 
 def save_policy(path: Path, args: Args, env: Env, row: dict, **networks: dict) -> None:
-    """Networks by their parameters, and what they are made from; row: of eval.csv."""
+    """What load_policy() reads: the state of networks, what they are made from, and a row of eval.csv; or a snapshot."""
     bounds = [torch.from_numpy(env.low), torch.from_numpy(env.high)]
     save(path, {"args": vars(args), "obs_dim": env.obs_dim, "bounds": bounds, "evaluation": row, **networks})
 
@@ -1350,18 +1493,24 @@ class Policy:
     def __init__(self, path: str | Path):
         path = absolute(path)
         saved = load(path / "policy.pt" if path.is_dir() else path, "evaluation")
-        self.args, self.obs_dim = Args(**saved["args"]), saved["obs_dim"]
+        self.args = Args(**saved["args"])
+        self.obs_dim = saved["obs_dim"]
         self.low, self.high = (bound.numpy() for bound in saved["bounds"])
-        self.actor = make_actor(self.args, self.obs_dim, self.low.size).eval()
+        self.actor = Actor(self.args, self.obs_dim, self.low.size).eval()
         self.actor.load_state_dict(saved["actor"])
-        self.step, self.best = saved["evaluation"]["global_step"], saved["evaluation"].get(f"eval/best_{CONDITION}")
+        self.step = saved["evaluation"]["global_step"]
+        self.best = saved["evaluation"].get(f"eval/best_{CONDITION}")  # None in a snapshot
 
     def __call__(self, obs: np.ndarray, **condition) -> np.ndarray:
-        with suppress(TypeError, ValueError):  # which a tuple (obs, info) raises, for example
+        wanted = f"obs must be an observation of the shape ({self.obs_dim},), or a batch (B, {self.obs_dim})"
+        try:
             obs = np.array(obs, np.float32)
-        if getattr(obs, "shape", ())[-1:] != (self.obs_dim,) or obs.ndim > 2:
-            raise ValueError(f"obs must be an observation of the shape ({self.obs_dim},), or a batch (B, {self.obs_dim})")
-        action = deterministic_action(self.actor, np.atleast_2d(obs), **{CONDITION: self.best, **condition})
+        except (TypeError, ValueError) as error:  # of a tuple (obs, info), for example
+            raise ValueError(wanted) from error
+        if obs.ndim not in (1, 2) or obs.shape[-1] != self.obs_dim:
+            raise ValueError(wanted)
+        condition = {CONDITION: self.best} | condition  # a name that deterministic_action() does not know is a TypeError
+        action = deterministic_action(self.actor, np.atleast_2d(obs), **condition)
         return to_bounds(action.reshape(*obs.shape[:-1], self.low.size), self.low, self.high)
 
 
@@ -1396,10 +1545,11 @@ class Log:
                     raise UserError(refused) from None
                 tell(refused)  # an outage must not end a run that has begun
 
-    def row(self, file: str, row: dict) -> None:
-        with open(self.run_dir / file, "a", newline="") as out:
-            writer = csv.DictWriter(out, row, lineterminator="\n")
-            if not out.tell():
+    def add(self, name: str, row: dict) -> None:
+        """A row to the file of this name; the first one has the columns."""
+        with open(self.run_dir / name, "a", newline="") as file:
+            writer = csv.DictWriter(file, list(row), lineterminator="\n")
+            if file.tell() == 0:
                 writer.writeheader()
             writer.writerow(row)
         self.send("log", {key: value for key, value in row.items() if value is not None})
@@ -1412,7 +1562,9 @@ class Log:
             except Exception as error:
                 self.wandb = None
                 with suppress(Exception, SystemExit):  # or else it fails again when the process ends
-                    sys.modules["wandb"].teardown()
+                    import wandb
+
+                    wandb.teardown()
                 tell(f"Weights & Biases fails, and the run goes on without it; the CSV files have all rows: {error!r:.150}")
 
     def close(self) -> None:
@@ -1430,7 +1582,9 @@ def record_episode(args: Args, policy: Policy, folder: Path, log: Log | None = N
             play([film], policy.actor, policy.best, first_seed(args, FRESH_EPISODES))
             film.stop_recording()
         if log and log.wandb:
-            video = sys.modules["wandb"].Video(str(folder / "videos" / f"{name}-episode-0.mp4"))
+            import wandb
+
+            video = wandb.Video(str(folder / "videos" / f"{name}-episode-0.mp4"))
             log.send("log", {"global_step": policy.step, "videos": video})
     except Exception as error:  # drivers, codecs and renderers fail in their own ways
         tell(f"no video could be recorded: {error!r}")
@@ -1455,17 +1609,20 @@ AT_LEAST = {
 
 def completed(args: Args, env: Env) -> Args:
     """A copy with the defaults that depend on the environment; UserError for values that make no sense."""
-    args = Args(**json.loads(json.dumps(vars(args))))  # plain Python, or else the run's files could not be read again
+    args = Args(**json.loads(json.dumps(vars(args))))  # plain Python: load() would refuse a float of NumPy's
     env_name = env.spec.name  # without namespace and version
     if args.total_timesteps is None:
         args.total_timesteps = 1_000_000 if env_name == "Humanoid" else 300_000
-    own = fill_own_defaults(args, env_name, env.action_dim)
-    for name, is_right, wanted in (
-        *((name, (getattr(args, name) or 0) >= least, f"at least {least}") for name, least in AT_LEAST.items()),
-        ("gamma", 0 < args.gamma <= 1, "above 0 and at most 1"),
-        ("cuda", not args.cuda or torch.cuda.is_available(), "False, for PyTorch finds no CUDA device here"),
-        *own,
-    ):
+    fill_own_defaults(args, env_name, env.action_dim)
+    checks = []
+    for name, least in AT_LEAST.items():
+        value = getattr(args, name)
+        if value is None:  # eval_workers, by default
+            value = 0
+        checks.append((name, value >= least, f"at least {least}"))
+    checks.append(("gamma", 0 < args.gamma <= 1, "above 0 and at most 1"))
+    checks.append(("cuda", not args.cuda or torch.cuda.is_available(), "False, for PyTorch finds no CUDA device here"))
+    for name, is_right, wanted in checks + own_checks(args):
         if not is_right:
             raise UserError(f"{name} is {getattr(args, name)}; it must be {wanted}.")
     if env.spec.max_episode_steps is None:
@@ -1473,28 +1630,38 @@ def completed(args: Args, env: Env) -> Args:
     return args
 
 
-RESUME_MAY_CHANGE = "total_timesteps eval_workers checkpoint_seconds capture_video track wandb_project_name wandb_entity".split()
-EVALUATE_MAY_CHANGE = "eval_episodes seed capture_video".split()
+RESUME_MAY_CHANGE = (
+    "total_timesteps",
+    "eval_workers",
+    "checkpoint_seconds",
+    "capture_video",
+    "track",
+    "wandb_project_name",
+    "wandb_entity",
+)
+EVALUATE_MAY_CHANGE = ("eval_episodes", "seed", "capture_video")
 
 
-def check_unchanged(args: Args, saved: Args, may_change: list[str]) -> None:
+def check_unchanged(args: Args, saved: Args, may_change: tuple[str, ...]) -> None:
     """UserError where other arguments are given than a run was made with."""
-    allowed = (*may_change, "resume", "evaluate")
-    if wrong := [name for name, value in vars(args).items() if value != getattr(saved, name) and name not in allowed]:
+    changed = [name for name, value in vars(args).items() if value != getattr(saved, name)]
+    wrong = [name for name in changed if name not in (*may_change, "resume", "evaluate")]  # these two name the run itself
+    if wrong:
         raise UserError(f"{', '.join(wrong)} cannot change any more; only {', '.join(may_change)} can be given.")
 
 
 def resumed(args: Args, defaults: Args) -> Args:
-    """The arguments of the run args.resume; those that are given now, which differ from `defaults`, take their place."""
+    """The arguments that the run args.resume goes on with: its own, but for what is given now, which differs from `defaults`."""
     run_dir = absolute(args.resume)
-    saved = load(run_dir / "checkpoint.pt", "replay", mmap=True)
+    saved = open_checkpoint(run_dir)
     given = {name: value for name, value in vars(args).items() if value != getattr(defaults, name)}
-    before = Args(**saved["args"])
-    args = replace(before, **given)
-    check_unchanged(args, before, RESUME_MAY_CHANGE)
-    if filecmp.cmpfiles(Path(__file__).parent, run_dir, [f"{SCRIPT}.py"], shallow=False)[1]:
+    own = Args(**saved["args"])
+    args = replace(own, **given)
+    check_unchanged(args, own, RESUME_MAY_CHANGE)
+    kept = run_dir / f"{SCRIPT}.py"
+    if kept.exists() and kept.read_bytes() != Path(__file__).read_bytes():
         tell("the run goes on with a script that is not the one it began with, which its directory keeps")
-    torch.set_num_threads(saved["threads"])  # before anything is compiled, for their number
+    torch.set_num_threads(saved["threads"])  # which set_up_torch() may lower; before compiling, which is for their number
     if saved["threads"] > cores():
         tell(f"the run began with {saved['threads']} threads and goes on with {cores()}, all that it has here; bits may differ")
     return replace(args, resume=str(run_dir), cuda=saved["device"] == "cuda")
@@ -1506,20 +1673,36 @@ def cores() -> int:
     with suppress(OSError):  # there are no cgroups here
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, controllers, group = line.split(":", 2)
-            if {"cpu", ""} & {*controllers.split(",")}:  # version 1, or 2
-                for above in (group, *Path(group).parents):
-                    folder = Path(f"/sys/fs/cgroup/{'cpu' if controllers else ''}{above}")
-                    files = [folder / name for name in ("cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us")]
-                    quota, *period = " ".join(file.read_text() for file in files if file.exists()).split() or ["max"]
-                    if quota.isdigit():  # not "max", nor -1
-                        number = min(number, math.ceil(int(quota) / int(*period)))
+            if controllers == "":  # version 2
+                root = "/sys/fs/cgroup"
+            elif "cpu" in controllers.split(","):  # version 1
+                root = "/sys/fs/cgroup/cpu"
+            else:
+                continue
+            for above in (group, *Path(group).parents):
+                number = min(number, quota_of(Path(f"{root}{above}")))
     return number
+
+
+def quota_of(group: Path) -> float:
+    """How many cores the folder of a cgroup allows: in one file in version 2, in two in version 1."""
+    if (group / "cpu.max").exists():
+        quota, period = (group / "cpu.max").read_text().split()
+    elif (group / "cpu.cfs_quota_us").exists():
+        quota = (group / "cpu.cfs_quota_us").read_text().strip()
+        period = (group / "cpu.cfs_period_us").read_text()
+    else:
+        return math.inf
+    if quota in ("max", "-1"):
+        return math.inf
+    return math.ceil(int(quota) / int(period))
 
 
 def set_up_torch(args: Args) -> torch.device:
     """Process-wide settings: threads, determinism, memory allocation, precision. Returns the device to train on."""
     torch.set_num_threads(min(torch.get_num_threads(), cores()))
-    device = torch.device("cuda" if args.cuda or (args.cuda is None and torch.cuda.is_available()) else "cpu")
+    cuda = torch.cuda.is_available() if args.cuda is None else args.cuda
+    device = torch.device("cuda" if cuda else "cpu")
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.compiler.reset()  # what earlier runs of this process compiled would count against the limit of recompilations
     torch.use_deterministic_algorithms(args.torch_deterministic, warn_only=True)
@@ -1537,9 +1720,9 @@ def set_up_torch(args: Args) -> torch.device:
 
 def medium_is_exact() -> bool:
     """Whether "medium" is float32 here: it lets oneDNN do batched products, which is faster, and exact without AMX. Measured."""
-    a, b = torch.randn(2, 2, 256, 256, generator=torch.Generator().manual_seed(0))
+    a, b = torch.randn(2, 2, 256, 256, generator=torch.Generator().manual_seed(0))  # each (2, 256, 256)
     exact = a.double() @ b.double()
-    torch.set_float32_matmul_precision("medium")
+    torch.set_float32_matmul_precision("medium")  # set_up_torch() sets it again
     return float((torch.bmm(a, b) - exact).norm() / exact.norm()) < 1e-6
 
 
@@ -1560,11 +1743,12 @@ class Screen:
             pass
 
 
-OUT, SCREEN = Screen("stdout"), Screen("stderr")  # one for all: tqdm.write() clears the bars on the same file
+STDOUT, STDERR = Screen("stdout"), Screen("stderr")  # one for all: tqdm.write() clears the bars on the same file
 
 
 def tell(text: str) -> None:
-    tqdm.write(text, file=SCREEN)
+    """A line on stderr, above the bar."""
+    tqdm.write(text, file=STDERR)
 
 
 def progress_bar(args: Args, progress: Progress) -> tqdm:
@@ -1575,7 +1759,7 @@ def progress_bar(args: Args, progress: Progress) -> tqdm:
         unit="step",
         bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt} [{remaining} left, {rate_fmt}{postfix}]",  # also at 80 columns
         smoothing=0,  # the average speed since learning began, or since resuming
-        file=SCREEN,
+        file=STDERR,
         ncols=shutil.get_terminal_size().columns,
         mininterval=0.5 if sys.stderr and sys.stderr.isatty() else 30,  # a file need not see every step
     )
@@ -1586,33 +1770,35 @@ def evaluate(args: Args, policy: Policy) -> None:
     """Print the return of each condition on fresh episodes; write evaluate.csv where args.evaluate is a run directory."""
     check_unchanged(args, policy.args, EVALUATE_MAY_CHANGE)
     path = absolute(args.evaluate)
-    parameters = {name: tensor.numpy() for name, tensor in policy.actor.state_dict().items()}
     rows = [f"global_step,{CONDITION},return,return_std,best_in_training\n"]
     with Player(args, args.env_id) as player:
         for condition in eval_conditions(args):
-            returns, best = player.play(parameters, condition, FRESH_EPISODES), condition == policy.best
-            rows.append(f"{policy.step},{condition:.6g},{returns.mean()},{returns.std()},{int(best)}\n")
-            result = f"{CONDITION} {condition:.4f}: {returns.mean():.1f} +- {returns.std():.1f}"
-            print(f"{result}{'  best in training' if best else ''}", file=OUT)
+            returns = player.play(policy.actor.state_dict(), condition, FRESH_EPISODES)
+            mean, std = returns.mean(), returns.std()
+            is_best = condition == policy.best
+            rows.append(f"{policy.step},{condition:.6g},{mean},{std},{int(is_best)}\n")
+            mark = "  best in training" if is_best else ""
+            print(f"{CONDITION} {condition:.4f}: {mean:.1f} +- {std:.1f}{mark}", file=STDOUT)
         if path.is_dir():  # before the environments are closed, which may fail
-            write_whole(path / "evaluate.csv", lambda file: file.write("".join(rows).encode()))
+            with open_whole(path / "evaluate.csv") as file:
+                file.write("".join(rows).encode())
     if args.capture_video:
         record_episode(args, policy, path if path.is_dir() else path.parent)
 
 
 # What Ctrl-C, terminals and schedulers send; Windows has not all of them
-STOP_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGXCPU") if hasattr(signal, name)]
+STOP_SIGNALS = [number for number in signal.Signals if number.name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGXCPU")]
 
 
-def on_stop_signals(act) -> None:
-    """Have act(number) called in this process, but for what it was started to ignore, as nohup has SIGHUP."""
+def on_stop_signals(handle) -> None:
+    """Have handle(number) called in this process, but for signals that it was started to ignore, as nohup has SIGHUP."""
     owner = os.getpid()
 
     def on_signal(number, frame) -> None:
         if os.getpid() == owner:
-            act(number)
-        elif number == signal.SIGTERM:
-            os._exit(128 + number)  # what an environment has forked, and ends in close()
+            handle(number)
+        elif number == signal.SIGTERM:  # in a process that an environment has forked, which its close() ends in this way
+            os._exit(128 + number)
 
     for number in STOP_SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:
@@ -1620,7 +1806,8 @@ def on_stop_signals(act) -> None:
 
 
 def main() -> int:
-    args, defaults = tyro.cli(Args, description=__doc__), Args()
+    args = tyro.cli(Args, description=__doc__)
+    defaults = Args()
     stopped_by: list[int] = []
 
     def stop(number: int) -> None:
@@ -1631,26 +1818,27 @@ def main() -> int:
     try:
         if args.evaluate:
             policy = load_policy(args.evaluate)
-            evaluate(tyro.cli(Args, default=policy.args), policy)
+            args = tyro.cli(Args, default=policy.args)  # read again: the rest are the arguments of its run
+            evaluate(args, policy)
             return 0
         if args.resume:  # read again, so that a default's value counts as given where the run has another
-            defaults = Args(**load(absolute(args.resume) / "checkpoint.pt", "replay", mmap=True)["args"])
+            defaults = Args(**open_checkpoint(absolute(args.resume))["args"])
             args = tyro.cli(Args, default=defaults)
         on_stop_signals(stop)
         summary = train(args, stopped_by, defaults)
     except (UserError, TrainingError) as error:
-        print(f"error: {error}", file=SCREEN)
-        return 2 if isinstance(error, UserError) else 1
+        print(f"error: {error}", file=STDERR)
+        return error.exit_code
     if stopped_by:
         command = shlex.join(["python", sys.argv[0], "--resume", summary["run_dir"]])
-        print(f"stopped at step {summary['step']}; go on with: {command}", file=OUT)
+        print(f"stopped at step {summary['step']}; go on with: {command}", file=STDOUT)
         return 128 + stopped_by[0]
     last, best = summary["last"], summary["best"]
-    result = "nothing was evaluated"
     if last:
-        result = f"return {last['eval/best_return']:.1f} at the end, at best "
-        result += f"{best['eval/best_return']:.1f} at step {best['global_step']}"
-    print(result, file=OUT)
+        at_the_end, at_best = last["eval/best_return"], best["eval/best_return"]
+        print(f"return {at_the_end:.1f} at the end, at best {at_best:.1f} at step {best['global_step']}", file=STDOUT)
+    else:
+        print("nothing was evaluated", file=STDOUT)
     return 0
 
 

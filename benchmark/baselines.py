@@ -30,7 +30,7 @@ import gymnasium as gym
 import numpy as np
 import pandas as pd
 import tyro
-from mbpo import MBPO, settings_of
+from mbpo import MBPO, mbpo_settings
 from sb3_contrib import TQC
 from stable_baselines3 import SAC, TD3
 from stable_baselines3.common.callbacks import BaseCallback
@@ -41,7 +41,8 @@ from stable_baselines3.common.noise import NormalActionNoise
 from tqdm import tqdm
 
 QUANTILES_TO_DROP = {"Hopper": 5, "HalfCheetah": 0}  # of each of TQC's critics, by its paper; others 2
-REPLAY = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
+REPLAY_ARRAYS = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
+EVALUATION, FRESH_EPISODES, TRAINING = 0, 1, 3  # what environment seeds are for, as in the scripts
 METRICS = {  # column of train.csv -> Stable-Baselines3's name; values of the last environment step
     "losses/qf_loss": "train/critic_loss",
     "losses/actor_loss": "train/actor_loss",
@@ -75,53 +76,73 @@ class Args:
 
 
 def read_arguments() -> Args:
-    """The command line with all defaults filled in, for a run that exists from its config.json; ValueError for a mistake."""
+    """The command line with all defaults filled in; ValueError for a mistake."""
     args = tyro.cli(Args, description=__doc__)
-    if existing := args.resume or args.evaluate:
+    existing = args.resume or args.evaluate
+    if existing:  # read it again, with the arguments of that run as defaults
         config = json.loads(Path(existing, "config.json").expanduser().read_text())
         if config.get("script") != "baselines":
             raise ValueError(f"{existing} is no run of baselines.py.")
         args = tyro.cli(Args, default=Args(**config["args"]))
-    environment = args.env_id.rsplit("-v", 1)[0]
-    utd = {"tqc20": 20, "mbpo": 40 if environment == "HalfCheetah" else 20}
-    args.utd = args.utd or utd.get(args.algorithm, 1)
-    args.exp_name = args.exp_name or args.algorithm
-    args.total_timesteps = args.total_timesteps or (1_000_000 if environment == "Humanoid" else 300_000)
+    environment = environment_name(args)
+    if not args.utd:
+        args.utd = 1
+        if args.algorithm in ("tqc20", "mbpo"):
+            args.utd = 20
+        if args.algorithm == "mbpo" and environment == "HalfCheetah":
+            args.utd = 40
+    if not args.exp_name:
+        args.exp_name = args.algorithm
+    if not args.total_timesteps:
+        args.total_timesteps = 1_000_000 if environment == "Humanoid" else 300_000
     return args
 
 
-def first_seed(seed: int, purpose: int) -> int:
-    """Below 2^30; episode i has the seed i after it. purpose 0: evaluation, 1: fresh episodes, 3: training, as in the scripts."""
-    return int(np.random.SeedSequence([seed, purpose]).generate_state(1)[0] >> 2)
+def environment_name(args: Args) -> str:
+    """Hopper for Hopper-v4."""
+    return args.env_id.rsplit("-v", 1)[0]
+
+
+def first_seed(args: Args, purpose: int) -> int:
+    """Below 2^30; episode i has the seed i after it."""
+    return int(np.random.SeedSequence([args.seed, purpose]).generate_state(1)[0] >> 2)
 
 
 def make_envs(args: Args, count: int):
     """Environments with flat observations, in float32: Stable-Baselines3's replay would keep float64. MBPO may see a part."""
-    part = settings_of(args.env_id).obs_dim if args.algorithm == "mbpo" else None
+    obs_dim = None  # all
+    if args.algorithm == "mbpo":
+        obs_dim = mbpo_settings(args.env_id).obs_dim
 
-    def flat(env: gym.Env) -> gym.Env:
+    def seen(obs: np.ndarray) -> np.ndarray:
+        return obs[:obs_dim].astype(np.float32)
+
+    def wrapped(env: gym.Env) -> gym.Env:
         env = gym.wrappers.FlattenObservation(env)
-        seen = gym.spaces.Box(-np.inf, np.inf, env.observation_space.shape if part is None else (part,))
-        return gym.wrappers.TransformObservation(env, lambda obs: np.float32(obs[:part]), seen)
+        shape = env.observation_space.shape if obs_dim is None else (obs_dim,)
+        return gym.wrappers.TransformObservation(env, seen, gym.spaces.Box(-np.inf, np.inf, shape))
 
-    return make_vec_env(args.env_id, count, wrapper_class=flat)
+    return make_vec_env(args.env_id, count, wrapper_class=wrapped)
 
 
 def make_model(args: Args):
     """The algorithm of Stable-Baselines3 with the settings of benchmark/README.md."""
     envs = make_envs(args, 1)
     algorithm = {"sac": SAC, "td3": TD3, "tqc": TQC, "tqc20": TQC, "mbpo": MBPO}[args.algorithm]
-    networks = {"net_arch": [args.hidden_dim] * 2}
-    own = {}
+    widths = [args.hidden_dim, args.hidden_dim]
+    networks = {"net_arch": widths}
+    own = {}  # arguments of this algorithm alone
     if algorithm is TD3:
         shape = envs.action_space.shape
         own["action_noise"] = NormalActionNoise(np.zeros(shape), np.full(shape, 0.1))
     elif algorithm is TQC:
-        widths = {"pi": [args.hidden_dim] * 2, "qf": [2 * args.hidden_dim] * 3}
-        networks = {"net_arch": widths, "n_critics": 5, "n_quantiles": 25}
-        own["top_quantiles_to_drop_per_net"] = QUANTILES_TO_DROP.get(args.env_id.rsplit("-v", 1)[0], 2)
+        networks = {"net_arch": {"pi": widths, "qf": [2 * args.hidden_dim] * 3}, "n_critics": 5, "n_quantiles": 25}
+        own["top_quantiles_to_drop_per_net"] = QUANTILES_TO_DROP.get(environment_name(args), 2)
     elif algorithm is MBPO:
         own["env_id"] = args.env_id
+    device = "auto"
+    if args.cuda is not None:
+        device = "cuda" if args.cuda else "cpu"
     return algorithm(
         "MlpPolicy",
         envs,
@@ -132,19 +153,19 @@ def make_model(args: Args):
         buffer_size=args.buffer_size,
         learning_starts=args.learning_starts,
         gradient_steps=args.utd,
-        seed=first_seed(args.seed, 3),
-        device={None: "auto", True: "cuda", False: "cpu"}[args.cuda],
+        seed=first_seed(args, TRAINING),
+        device=device,
         policy_kwargs=networks,
         **own,
     )
 
 
-def load(path: Path, model):
-    """The model of a checkpoint with its replay, in the environment of a new model of the same arguments."""
-    model = type(model).load(path, model.env, device=model.device)
+def load(path: Path, new):
+    """The model of a checkpoint with its replay. new: one of the same arguments, whose environment and device it takes."""
+    model = type(new).load(path, new.env, device=new.device)
     buffer = model.replay_buffer
     with zipfile.ZipFile(path) as archive:
-        for name in REPLAY:
+        for name in REPLAY_ARRAYS:
             with archive.open(f"{name}.npy") as file:
                 rows = np.load(file)
             getattr(buffer, name)[: len(rows)] = rows
@@ -156,7 +177,8 @@ def load(path: Path, model):
 def play(model, envs, seed: int) -> np.ndarray:
     """Returns (E,) of a deterministic episode in each environment, from the initial states of consecutive seeds."""
     envs.seed(seed)
-    return np.array(evaluate_policy(model, envs, envs.num_envs, return_episode_rewards=True)[0])
+    returns, _ = evaluate_policy(model, envs, envs.num_envs, return_episode_rewards=True)
+    return np.array(returns)
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -176,58 +198,66 @@ class Protocol(BaseCallback):
         self.model = model
         self.envs = make_envs(args, args.eval_episodes)
         self.first_step = model.num_timesteps
-        self.begun = self.saved = time.monotonic()
-        self.start = self.begun - getattr(model, "wall_seconds", 0)
+        now = time.monotonic()
+        self.start_of_process = now
+        self.start_of_run = now - getattr(model, "wall_seconds", 0)  # save() has set it
+        self.last_save = now
         self.stopped_by = 0
         self.tracker = tracker
         pause = 0.5 if sys.stderr.isatty() else 30  # a file need not see every step
         self.bar = tqdm(total=args.total_timesteps, initial=model.num_timesteps, unit="step", mininterval=pause)
         for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGXCPU"):
-            number = getattr(signal, name, signal.SIGTERM)  # Windows has not all of them
-            if signal.getsignal(number) != signal.SIG_IGN:  # as SIGHUP is under nohup
-                signal.signal(number, self.stop)
+            if hasattr(signal, name):  # Windows has not all of them
+                number = getattr(signal, name)
+                if signal.getsignal(number) != signal.SIG_IGN:  # as SIGHUP is under nohup
+                    signal.signal(number, self.stop)
 
     def stop(self, number: int, frame) -> None:
         self.stopped_by = number
         signal.signal(number, signal.SIG_DFL)  # a second one ends the run at once
 
     def _on_rollout_start(self) -> None:
-        """The updates of the step before are done here; in _on_step() they are still to come."""
+        self.between_steps()  # the updates of the step before are done here; in _on_step() they are still to come
+
+    def _on_training_end(self) -> None:
+        self.between_steps()
+
+    def _on_step(self) -> bool:
+        return True
+
+    def between_steps(self) -> None:
         step = self.model.num_timesteps
-        learned = step - self.args.learning_starts
-        last = step >= self.args.total_timesteps
-        due = last or (learned >= 0 and learned % self.args.eval_frequency == 0)
-        if due and step > self.first_step:  # the step of a checkpoint has been evaluated before it was written
-            returns = play(self.model, self.envs, first_seed(self.args.seed, 0))
+        steps_learned = step - self.args.learning_starts
+        is_last = step >= self.args.total_timesteps
+        is_due = is_last or (steps_learned >= 0 and steps_learned % self.args.eval_frequency == 0)
+        if is_due and step > self.first_step:  # the step of a checkpoint has been evaluated before it was written
+            returns = play(self.model, self.envs, first_seed(self.args, EVALUATION))
             self.log("eval.csv", {"eval/best_return": returns.mean(), "eval/best_return_std": returns.std()})
             self.bar.set_postfix_str(f"return {returns.mean():.1f} at step {step}", refresh=False)
         for episode in self.model.ep_info_buffer:
-            metrics = {column: self.logger.name_to_value.get(name) for column, name in METRICS.items()}
-            ended = {"charts/episodic_return": episode["r"], "charts/episodic_length": episode["l"]}
-            speed = round((step - self.first_step) / (time.monotonic() - self.begun), 2)
-            self.log("train.csv", {"charts/SPS": speed, **metrics, **ended})
+            speed = (step - self.first_step) / (time.monotonic() - self.start_of_process)
+            row = {"charts/SPS": round(speed, 2)}
+            for column, name in METRICS.items():
+                row[column] = self.logger.name_to_value.get(name)
+            row["charts/episodic_return"] = episode["r"]
+            row["charts/episodic_length"] = episode["l"]
+            self.log("train.csv", row)
         self.model.ep_info_buffer.clear()
-        if last or self.stopped_by or time.monotonic() - self.saved >= self.args.checkpoint_seconds:
+        if is_last or self.stopped_by or time.monotonic() - self.last_save >= self.args.checkpoint_seconds:
             self.save()
         if self.stopped_by:
             command = shlex.join(["python", sys.argv[0], "--resume", str(self.run_dir)])
             try:
                 print(f"stopped at step {step}; go on with: {command}", flush=True)
-            except BrokenPipeError:  # Ctrl-C has ended the reader, too
-                sys.stdout = None
+            except BrokenPipeError:  # Ctrl-C has ended the program that reads it, too
+                sys.stdout = None  # or else it would fail again when the process ends
             sys.exit(128 + self.stopped_by)
-        self.bar.update(step - self.bar.n)  # at last: Ctrl-C may have ended its reader
-
-    def _on_training_end(self) -> None:
-        self._on_rollout_start()
-
-    def _on_step(self) -> bool:
-        return True
+        self.bar.update(step - self.bar.n)  # at the end, for it fails where Ctrl-C has ended the program that reads it
 
     def log(self, name: str, values: dict) -> None:
         """Append a row to a CSV file, with the header where it is new, and to Weights & Biases."""
         path = self.run_dir / name
-        row = {"global_step": self.model.num_timesteps, "charts/wall_seconds": round(time.monotonic() - self.start, 1), **values}
+        row = {"global_step": self.model.num_timesteps, "charts/wall_seconds": round(self.wall_seconds(), 1), **values}
         pd.DataFrame([row]).to_csv(path, mode="a", header=not path.exists(), index=False)
         if self.tracker:
             try:
@@ -236,24 +266,29 @@ class Protocol(BaseCallback):
                 self.tracker = None
                 tqdm.write(f"Weights & Biases fails, and the run goes on without it: {error!r}", sys.stderr)
 
+    def wall_seconds(self) -> float:
+        """Of the run, without the pauses between its processes."""
+        return time.monotonic() - self.start_of_run
+
     def save(self) -> None:
         """The checkpoint: Stable-Baselines3's zip file, with the filled rows of the replay in it."""
-        self.model.wall_seconds = time.monotonic() - self.start  # saved with the model, as all its attributes are
+        self.model.wall_seconds = self.wall_seconds()  # saved with the model, as all its attributes are
         temporary = self.run_dir / "checkpoint.tmp"
         self.model.save(temporary)
         buffer = self.model.replay_buffer
         with zipfile.ZipFile(temporary, "a") as archive:
-            for name in REPLAY:
+            for name in REPLAY_ARRAYS:
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
                     np.save(file, getattr(buffer, name)[: buffer.size()])
         os.replace(temporary, self.run_dir / "checkpoint.pt")
-        self.saved = time.monotonic()
+        self.last_save = time.monotonic()
 
 
 def start_tracking(args: Args, run_dir: Path, model):
-    """The Weights & Biases run, of an id that is saved with the model; ValueError where a new run is refused."""
+    """The Weights & Biases run, or None where a run that goes on is refused; ValueError where a new one is."""
     os.environ.setdefault("WANDB_PROJECT", "realistic-actor-critic")
-    model.wandb_id = getattr(model, "wandb_id", os.urandom(8).hex())
+    if not hasattr(model, "wandb_id"):
+        model.wandb_id = os.urandom(8).hex()  # saved with the model, so that a resumed run goes on with it
     try:
         import wandb  # slow to import
 
@@ -261,11 +296,20 @@ def start_tracking(args: Args, run_dir: Path, model):
         tracker.define_metric("*", step_metric="global_step")
         return tracker
     except Exception as error:
-        refused = f"Weights & Biases cannot track this run: {error!r:.300}"
+        sentence = f"Weights & Biases cannot track this run: {error!r:.300}"
         if not args.resume:
             shutil.rmtree(run_dir)
-            raise ValueError(refused) from None
-        print(refused, file=sys.stderr)  # an outage must not end a run that has begun
+            raise ValueError(sentence) from None
+        print(sentence, file=sys.stderr)  # an outage must not end a run that has begun
+        return None
+
+
+def drop_rows(path: Path, last_step: int) -> None:
+    """Of a CSV file: those after this step, which come again."""
+    if path.exists():
+        rows = pd.read_csv(path, dtype=str)
+        kept = rows[rows["global_step"].astype(int) <= last_step]
+        write_whole(path, kept.to_csv(index=False))
 
 
 def train(args: Args, run_dir: Path, model, tracker) -> None:
@@ -275,12 +319,10 @@ def train(args: Args, run_dir: Path, model, tracker) -> None:
     commit = subprocess.getoutput(f"git -C '{Path(__file__).parent}' describe --always --dirty")
     config = {"script": "baselines", "args": {**vars(args), "resume": None}, "git_commit": commit}
     write_whole(run_dir / "config.json", json.dumps(config, indent=2))
-    for path in (run_dir / "eval.csv", run_dir / "train.csv"):
-        if path.exists():
-            rows = pd.read_csv(path, dtype=str)
-            write_whole(path, rows[rows["global_step"].astype(int) <= step].to_csv(index=False))  # the later ones come again
+    drop_rows(run_dir / "eval.csv", step)
+    drop_rows(run_dir / "train.csv", step)
     protocol.save()
-    model.set_random_seed(first_seed(args.seed, 3) + step)
+    model.set_random_seed(first_seed(args, TRAINING) + step)
     model.set_logger(Logger(None, []))
     with closing(protocol.envs):
         try:
@@ -293,31 +335,41 @@ def train(args: Args, run_dir: Path, model, tracker) -> None:
     protocol.bar.close()
 
 
+def evaluate(args: Args, run_dir: Path, model) -> None:
+    """Play the policy on fresh episodes; write evaluate.csv."""
+    with closing(make_envs(args, args.eval_episodes)) as envs:
+        returns = play(model, envs, first_seed(args, FRESH_EPISODES))
+    row = f"{model.num_timesteps},{returns.mean()},{returns.std()},1"
+    write_whole(run_dir / "evaluate.csv", f"global_step,return,return_std,best_in_training\n{row}\n")
+    result = f"return {returns.mean():.1f} +- {returns.std():.1f}"
+    print(f"step {model.num_timesteps}, {len(returns)} fresh episodes: {result}")
+
+
 def main() -> None:
-    gym.logger.min_level = gym.logger.ERROR  # no reminders that Hopper-v4 has a successor
+    gym.logger.min_level = gym.logger.ERROR  # no warnings that -v4 is not the newest
     try:
         args = read_arguments()
-        name = re.sub("[/:]", "_", f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}")
         existing = args.resume or args.evaluate
-        run_dir = Path(existing or Path(args.run_root, args.run_name or name)).expanduser().absolute()
-        if run_dir.exists() and not existing:
-            raise ValueError(f"{run_dir} exists already; go on with --resume {run_dir}, or choose another run_name.")
+        if existing:
+            run_dir = Path(existing).expanduser().absolute()
+        else:
+            name = re.sub("[/:]", "_", f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}")
+            run_dir = Path(args.run_root, args.run_name or name).expanduser().absolute()
+            if run_dir.exists():
+                raise ValueError(f"{run_dir} exists already; go on with --resume {run_dir}, or choose another run_name.")
         model = make_model(args)
         if existing:
             model = load(run_dir / "checkpoint.pt", model)
         run_dir.mkdir(parents=True, exist_ok=True)
-        tracker = start_tracking(args, run_dir, model) if args.track and not args.evaluate else None
+        tracker = None
+        if args.track and not args.evaluate:
+            tracker = start_tracking(args, run_dir, model)
     except (gym.error.Error, ImportError, OSError, ValueError, AssertionError) as error:  # the last is Stable-Baselines3's
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     with closing(model.env):
         if args.evaluate:
-            with closing(make_envs(args, args.eval_episodes)) as envs:
-                returns = play(model, envs, first_seed(args.seed, 1))
-            row = f"{model.num_timesteps},{returns.mean()},{returns.std()},1"
-            write_whole(run_dir / "evaluate.csv", f"global_step,return,return_std,best_in_training\n{row}\n")
-            result = f"return {returns.mean():.1f} +- {returns.std():.1f}"
-            print(f"step {model.num_timesteps}, {len(returns)} fresh episodes: {result}")
+            evaluate(args, run_dir, model)
         else:
             train(args, run_dir, model, tracker)
 

@@ -29,7 +29,7 @@ IMPROVEMENT = 0.01
 MODEL_BATCH = 256
 ROLLOUTS = 100_000  # each time the model has been trained
 REAL_SHARE = 0.05  # of a minibatch
-EPOCH = 1000  # environment steps, of the rollout schedule
+EPOCH = 1000  # environment steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,40 +39,61 @@ class Settings:
     healthy: Callable  # next observations (B, O) -> (B,) bool: whether the episode goes on
     target_entropy: float
     schedule: tuple[int, int, int, int] = (20, 150, 1, 1)  # of the rollout length: first and last epoch, first and last length
-    frequency: int = 250  # environment steps between two trainings of the model
-    retain: int = 1  # for how many epochs transitions of the model are kept
+    steps_between_fits: int = 250  # environment steps between two trainings of the model
+    epochs_kept: int = 1  # for how long transitions of the model are kept
     width: int = 200  # of the model's hidden layers
     obs_dim: int | None = None  # how many numbers of the observation model and policy see; None: all
 
 
+def hopper_is_healthy(obs: torch.Tensor) -> torch.Tensor:
+    finite = obs.isfinite().all(1) & (obs[:, 1:].abs() < 100).all(1)
+    return finite & (obs[:, 0] > 0.7) & (obs[:, 1].abs() < 0.2)
+
+
+def walker_is_healthy(obs: torch.Tensor) -> torch.Tensor:
+    return (obs[:, 0] > 0.8) & (obs[:, 0] < 2) & (obs[:, 1].abs() < 1)
+
+
+def always_healthy(obs: torch.Tensor) -> torch.Tensor:
+    return torch.ones(len(obs), dtype=torch.bool, device=obs.device)
+
+
+def ant_is_healthy(obs: torch.Tensor) -> torch.Tensor:
+    return obs.isfinite().all(1) & (obs[:, 0] >= 0.2) & (obs[:, 0] <= 1)
+
+
+def humanoid_is_healthy(obs: torch.Tensor) -> torch.Tensor:
+    return (obs[:, 0] > 1) & (obs[:, 0] < 2)
+
+
+def pendulum_is_healthy(obs: torch.Tensor) -> torch.Tensor:
+    return obs.isfinite().all(1) & (obs[:, 1].abs() <= 0.2)
+
+
 SETTINGS = {
-    "Hopper": Settings(
-        lambda obs: obs.isfinite().all(1) & (obs[:, 1:].abs() < 100).all(1) & (obs[:, 0] > 0.7) & (obs[:, 1].abs() < 0.2),
-        target_entropy=-1,
-        schedule=(20, 150, 1, 15),
-    ),
-    "Walker2d": Settings(lambda obs: (obs[:, 0] > 0.8) & (obs[:, 0] < 2) & (obs[:, 1].abs() < 1), target_entropy=-3),
-    "HalfCheetah": Settings(lambda obs: torch.full_like(obs[:, 0], True, dtype=torch.bool), target_entropy=-3),
+    "Hopper": Settings(hopper_is_healthy, target_entropy=-1, schedule=(20, 150, 1, 15)),
+    "Walker2d": Settings(walker_is_healthy, target_entropy=-3),
+    "HalfCheetah": Settings(always_healthy, target_entropy=-3),
     "Ant": Settings(
-        lambda obs: obs.isfinite().all(1) & (obs[:, 0] >= 0.2) & (obs[:, 0] <= 1),
+        ant_is_healthy,
         target_entropy=-4,
         schedule=(20, 100, 1, 25),
         obs_dim=27,  # all of version 4; behind them version 5 has contact forces
     ),
     "Humanoid": Settings(
-        lambda obs: (obs[:, 0] > 1) & (obs[:, 0] < 2),
+        humanoid_is_healthy,
         target_entropy=-2,
         schedule=(20, 300, 1, 25),
-        frequency=1000,
-        retain=5,
+        steps_between_fits=1000,
+        epochs_kept=5,
         width=400,
         obs_dim=45,
     ),
-    "InvertedPendulum": Settings(lambda obs: obs.isfinite().all(1) & (obs[:, 1].abs() <= 0.2), target_entropy=-1),
+    "InvertedPendulum": Settings(pendulum_is_healthy, target_entropy=-1),
 }
 
 
-def settings_of(env_id: str) -> Settings:
+def mbpo_settings(env_id: str) -> Settings:
     """Those of Gymnasium's environments, of any version; ValueError for another one."""
     name = env_id.rsplit("-v", 1)[0]  # a module or namespace stays in it
     if name not in SETTINGS:
@@ -108,7 +129,7 @@ class Ensemble(nn.Module):
         self.register_buffer("elites", torch.arange(ELITES))
 
     def forward(self, x: torch.Tensor, networks=slice(None)) -> tuple[torch.Tensor, torch.Tensor]:
-        """x (N, B, I), one input per network, or (B, I) for all -> mean, log-variance (N, B, D)."""
+        """x (N, B, I), one input per network, or (B, I) for all -> mean, log-variance (N, B, D); networks: which, as an index."""
         x = (x - self.mean) / self.std
         for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
             x = F.silu(x @ weight[networks] + bias[networks])
@@ -132,7 +153,7 @@ class Ensemble(nn.Module):
         drawn = x.new_empty(len(x), len(self.min_log_var))
         for network in self.elites.tolist():
             rows = chosen == network
-            mean, log_var = self(x[rows], [network])
+            mean, log_var = self(x[rows], networks=[network])  # N is 1
             drawn[rows] = (mean + (log_var / 2).exp() * torch.randn_like(mean))[0]
         return drawn
 
@@ -142,23 +163,26 @@ def fit(ensemble: Ensemble, optimizer: torch.optim.Optimizer, x: torch.Tensor, t
 
     Each network keeps its best weights. Chooses the elites; returns their mean squared error on the held-out rows.
     """
-    order = torch.randperm(len(x), device=x.device)
+    shuffled = torch.randperm(len(x), device=x.device)
     held_out = min(max(int(HELD_OUT * len(x)), 1), MOST_HELD_OUT)
-    test_x, test_target = x[order[:held_out]], target[order[:held_out]]
-    x, target = x[order[held_out:]], target[order[held_out:]]
-    std = x.std(0, correction=0)
-    ensemble.mean.copy_(x.mean(0))
+    test_rows = shuffled[:held_out]
+    train_rows = shuffled[held_out:]
+    test_x, test_target = x[test_rows], target[test_rows]
+    train_x, train_target = x[train_rows], target[train_rows]
+    std = train_x.std(0, correction=0)
+    ensemble.mean.copy_(train_x.mean(0))
     ensemble.std.copy_(torch.where(std < 1e-12, 1.0, std))
-    drawn = torch.randint(len(x), (NETWORKS, len(x)), device=x.device)  # a bootstrap sample for each network
+    samples = torch.randint(len(train_x), (NETWORKS, len(train_x)), device=x.device)  # a bootstrap sample for each network
     parameters = [*ensemble.weights, *ensemble.biases]
     best_parameters = [parameter.detach().clone() for parameter in parameters]
     best_errors = torch.full((NETWORKS,), torch.inf, device=x.device)
     waited = 0
     while waited <= PATIENCE:
-        drawn = drawn.gather(1, torch.rand(drawn.shape, device=x.device).argsort(1))
-        for rows in drawn.split(MODEL_BATCH, 1):
+        order = torch.rand(samples.shape, device=x.device).argsort(1)  # another one for each network
+        samples = samples.gather(1, order)
+        for rows in samples.split(MODEL_BATCH, 1):
             optimizer.zero_grad()
-            ensemble.loss(x[rows], target[rows]).backward()
+            ensemble.loss(train_x[rows], train_target[rows]).backward()
             optimizer.step()
         with torch.no_grad():
             errors = (ensemble(test_x)[0] - test_target).square().mean((1, 2))
@@ -181,18 +205,24 @@ class MixedReplay(ReplayBuffer):
     def add_model_rows(self, rows: list[torch.Tensor], capacity: int) -> None:
         """Append rows, at most `capacity`; of the earlier ones the newest stay. For a moment both are in memory."""
         if self.model_rows is not None:
-            too_many = len(self.model_rows) + sum(map(len, rows)) - capacity
+            too_many = len(self.model_rows) + sum(len(part) for part in rows) - capacity
             rows = [self.model_rows[max(too_many, 0) :], *rows]
         self.model_rows = torch.cat(rows)
 
     def sample(self, batch_size: int, env=None) -> ReplayBufferSamples:
         """A minibatch, its real transitions first."""
-        real = int(REAL_SHARE * batch_size)
-        chosen = torch.randint(len(self.model_rows), (batch_size - real,), device=self.device)
+        number_of_real = int(REAL_SHARE * batch_size)
+        chosen = torch.randint(len(self.model_rows), (batch_size - number_of_real,), device=self.device)
         obs_dim = self.obs_shape[0]
-        model_parts = self.model_rows[chosen].split([obs_dim, self.action_dim, obs_dim, 1, 1], 1)
-        pairs = zip(super().sample(real, env)[:5], model_parts, strict=True)
-        return ReplayBufferSamples(*(torch.cat(pair) for pair in pairs))
+        obs, action, next_obs, terminated, reward = self.model_rows[chosen].split([obs_dim, self.action_dim, obs_dim, 1, 1], 1)
+        real = super().sample(number_of_real, env)
+        return ReplayBufferSamples(
+            observations=torch.cat([real.observations, obs]),
+            actions=torch.cat([real.actions, action]),
+            next_observations=torch.cat([real.next_observations, next_obs]),
+            dones=torch.cat([real.dones, terminated]),
+            rewards=torch.cat([real.rewards, reward]),
+        )
 
 
 class MBPO(SAC):
@@ -202,14 +232,15 @@ class MBPO(SAC):
     """
 
     def __init__(self, *arguments, env_id: str = "Hopper-v4", **options):
-        self.env_id = env_id  # load() calls without it, and then sets what was saved
-        entropy = settings_of(env_id).target_entropy
+        self.env_id = env_id  # load() makes the object without it, then sets all attributes that were saved, this one as well
+        entropy = mbpo_settings(env_id).target_entropy
         super().__init__(*arguments, target_entropy=entropy, replay_buffer_class=MixedReplay, **options)
 
     def _setup_model(self) -> None:
         super()._setup_model()
-        obs_dim, action_dim = self.observation_space.shape[0], self.action_space.shape[0]
-        self.ensemble = Ensemble(obs_dim + action_dim, 1 + obs_dim, settings_of(self.env_id).width).to(self.device)
+        obs_dim = self.observation_space.shape[0]
+        action_dim = self.action_space.shape[0]
+        self.ensemble = Ensemble(obs_dim + action_dim, 1 + obs_dim, mbpo_settings(self.env_id).width).to(self.device)
         self.ensemble_optimizer = torch.optim.Adam(self.ensemble.parameters(), lr=1e-3)
 
     def _get_torch_save_params(self):
@@ -218,29 +249,38 @@ class MBPO(SAC):
 
     def train(self, gradient_steps: int, batch_size: int = 64) -> None:
         """The updates of an environment step, after those of the model where it is time for them."""
-        learned = self.num_timesteps - self.learning_starts - 1
-        if learned % settings_of(self.env_id).frequency == 0 or self.replay_buffer.model_rows is None:
-            names = ("observations", "actions", "next_observations", "rewards")
-            columns = [getattr(self.replay_buffer, name)[: self.replay_buffer.size()] for name in names]
-            obs, action, next_obs, reward = (torch.as_tensor(rows, device=self.device).view(len(rows), -1) for rows in columns)
-            inputs, targets = torch.cat([obs, action], 1), torch.cat([reward, next_obs - obs], 1)
-            self.logger.record("model/holdout_error", fit(self.ensemble, self.ensemble_optimizer, inputs, targets))
+        steps_learned = self.num_timesteps - self.learning_starts - 1  # 0 in the first step with updates
+        is_due = steps_learned % mbpo_settings(self.env_id).steps_between_fits == 0
+        if is_due or self.replay_buffer.model_rows is None:
+            obs = self.real("observations")
+            inputs = torch.cat([obs, self.real("actions")], 1)
+            targets = torch.cat([self.real("rewards"), self.real("next_observations") - obs], 1)
+            error = fit(self.ensemble, self.ensemble_optimizer, inputs, targets)
+            self.logger.record("model/holdout_error", error)
             self.roll_out(obs)
         super().train(gradient_steps, batch_size)
+
+    def real(self, name: str) -> torch.Tensor:
+        """What the replay has of an array of real transitions: (M, ...)."""
+        rows = getattr(self.replay_buffer, name)[: self.replay_buffer.size()]
+        return torch.as_tensor(rows, device=self.device).flatten(1)
 
     @torch.no_grad()
     def roll_out(self, states: torch.Tensor) -> None:
         """Add model transitions: ROLLOUTS rollouts by the current policy from states drawn from (M, O)."""
-        settings = settings_of(self.env_id)
-        length = rollout_length(settings.schedule, (self.num_timesteps - self.learning_starts) // EPOCH)
+        settings = mbpo_settings(self.env_id)
+        epoch = (self.num_timesteps - self.learning_starts) // EPOCH
+        length = rollout_length(settings.schedule, epoch)
         self.logger.record("model/rollout_length", length)
         obs = states[torch.randint(len(states), (ROLLOUTS,), device=self.device)]
         rows = []
         for _ in range(length):
             action = self.actor(obs)
             outputs = self.ensemble.sample(torch.cat([obs, action], 1))
-            reward, next_obs = outputs[:, :1], obs + outputs[:, 1:]
+            reward = outputs[:, :1]
+            next_obs = obs + outputs[:, 1:]
             healthy = settings.healthy(next_obs)
             rows.append(torch.cat([obs, action, next_obs, ~healthy[:, None], reward], 1))
             obs = next_obs[healthy]
-        self.replay_buffer.add_model_rows(rows, settings.retain * length * ROLLOUTS * EPOCH // settings.frequency)
+        capacity = settings.epochs_kept * length * ROLLOUTS * EPOCH // settings.steps_between_fits
+        self.replay_buffer.add_model_rows(rows, capacity)

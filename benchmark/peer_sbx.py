@@ -19,8 +19,13 @@ from sbx import SAC
 from stable_baselines3.common.logger import configure
 
 env = gym.make(sys.argv[1])
-utd, num_critics, batch_size, hidden_dim = map(int, sys.argv[2:6])
-policy, widths = {"mlp": ("MlpPolicy", [hidden_dim] * 2), "simba": ("SimbaPolicy", [hidden_dim])}[sys.argv[6]]
+utd, num_critics, batch_size, hidden_dim = (int(word) for word in sys.argv[2:6])
+if sys.argv[6] == "simba":
+    policy = "SimbaPolicy"
+    widths = [hidden_dim]
+else:
+    policy = "MlpPolicy"
+    widths = [hidden_dim, hidden_dim]
 model = SAC(
     policy,
     env,
@@ -42,4 +47,4 @@ for line in sys.stdin:
     while times[-1] < times[0] + float(line):
         model.train(utd, batch_size)
         times.append(time.perf_counter())
-    print((times[-1] - times[0]) / (len(times) - 1), flush=True)
+    print(np.diff(times).mean(), flush=True)

@@ -39,24 +39,32 @@ class Options:
 def grid(env_id: str, panels: dict[str, dict]) -> wr.PanelGrid:
     """Line plots of an environment's runs, three in a row: mean and standard deviation over the seeds of each exp_name.
 
-    panels: by title, which metrics a plot shows.
+    panels: title -> arguments of wr.LinePlot that say which metrics it shows.
     """
     plots = []
-    for place, (title, metrics) in enumerate(panels.items()):
-        layout = wr.Layout(x=8 * (place % 3), y=6 * (place // 3), w=8, h=6)
-        seeds = {"groupby_aggfunc": "mean", "groupby_rangefunc": "stddev"}
-        plots.append(wr.LinePlot(title=title, layout=layout, x="global_step", smoothing_factor=0, **seeds, **metrics))
+    for title, metrics in panels.items():
+        row, column = divmod(len(plots), 3)
+        plot = wr.LinePlot(
+            title=title,
+            layout=wr.Layout(x=8 * column, y=6 * row, w=8, h=6),
+            x="global_step",
+            smoothing_factor=0,
+            groupby_aggfunc="mean",
+            groupby_rangefunc="stddev",
+            **metrics,
+        )
+        plots.append(plot)
     # Without a project it is the report's own, and nothing has to be asked of the server.
     runs = wr.Runset(name=env_id, filters=f"Config('env_id') == '{env_id}'", groupby=["config.exp_name"])
     return wr.PanelGrid(runsets=[runs], panels=plots)
 
 
-def tables(report: str) -> list:
+def tables(markdown: str) -> list:
     """Blocks of those sections of a report.md that have a table, without their figures."""
     blocks = []
-    for section in report.split("\n## ")[1:]:
-        title, *lines = section.splitlines()
+    for section in markdown.split("\n## ")[1:]:
         if "\n|" in section:
+            title, *lines = section.splitlines()
             text = "\n".join(line for line in lines if not line.startswith("!["))
             blocks += [wr.H2(title), wr.MarkdownBlock(text)]
     return blocks

@@ -16,13 +16,17 @@ head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 address=$(getent ahostsv4 "$head" | awk 'NR == 1 { print $1 }'):6379
 export RAY_USAGE_STATS_ENABLED=0 RAY_AUTH_MODE=token
 ray get-auth-token --generate > /dev/null # the nodes recognise each other by this token in the home folder, which they share
-# What Ray runs on the first node, where this script runs too, says that Ray is this job's and ready, and waits until it may stop.
-# SIGTERM ends Ray's command before it has stopped Ray, whose processes not every SLURM finds.
+# Ray's symmetric-run, on every node, starts Ray there; on the first node, where this script runs too, it then runs the command
+# after -- and stops Ray on all nodes when that has ended. The command here is none but two files: `ready` says that Ray runs,
+# and it waits for `end`. run.py itself runs outside, in this shell, which gets SLURM's signal.
+# SIGTERM ends symmetric-run before it has stopped Ray, and not every SLURM finds Ray's processes: hence `ray stop`.
 state=$(mktemp -d)
 trap 'rm -r "$state"' EXIT
-srun --cpus-per-task="$SLURM_CPUS_PER_TASK" bash -c 'trap "ray stop" TERM; ray symmetric-run "$@"' ray \
+on_every_node='trap "ray stop" TERM; ray symmetric-run "$@"'
+on_the_first='touch "$1/ready"; until [ -e "$1/end" ]; do sleep 1; done'
+srun --cpus-per-task="$SLURM_CPUS_PER_TASK" bash -c "$on_every_node" bash \
     --address "$address" --min-nodes "$SLURM_JOB_NUM_NODES" --num-cpus "$SLURM_CPUS_PER_TASK" \
-    --num-gpus "${SLURM_GPUS_ON_NODE:-0}" -- bash -c 'touch $0/ready; until [ -e $0/end ]; do sleep 1; done' "$state" &
+    --num-gpus "${SLURM_GPUS_ON_NODE:-0}" -- bash -c "$on_the_first" bash "$state" &
 cluster=$!
 until [ -e "$state/ready" ]; do
     kill -0 $cluster 2> /dev/null || exit 1

@@ -118,7 +118,8 @@ class CommandLine:
         self.path, self.folder, self.monkeypatch, self.capsys = path, folder, monkeypatch, capsys
         self.name = path.stem
         self.script = load_script(path)
-        self.one_policy = ["--num-eval-policies", "1"] * hasattr(self.script.Args, "num_eval_policies")
+        self.one_policy = ["--num-eval-policies", "1"] if hasattr(self.script.Args, "num_eval_policies") else []
+        self.tiny = [*TINY, "--num-eval-policies", "3"] if self.one_policy else TINY
 
     def fork(self, old: str, new: str) -> "CommandLine":
         """That of a copy with another text in place of `old`."""
@@ -142,7 +143,7 @@ class CommandLine:
 
     def train(self, name: str, *arguments, env_id: str = "Hopper-v4") -> Path:
         """The directory of a tiny run in this process."""
-        self.call(*TINY, "--env-id", env_id, "--run-name", name, *arguments)
+        self.call(*self.tiny, "--env-id", env_id, "--run-name", name, *arguments)
         return self.folder / "runs" / name
 
     def start(self, *arguments, **options) -> subprocess.Popen:

@@ -4,8 +4,8 @@ import re
 
 import pytest
 import torch
-from conftest import ROOT, TINY
-from test_resume import brief, call, checkpoint_of
+from conftest import ROOT
+from test_resume import brief, call, checkpoint_of, whole
 
 WRONG = (
     ("--env-id Hoper-v4", r"'Hoper-v4'.*Hopper"),
@@ -46,7 +46,7 @@ CALLS = (*(("rac_sac.py", *wrong) for wrong in WRONG), *OF_OTHERS)
 @pytest.mark.parametrize("cli, arguments, sentence", CALLS, indirect=["cli"])
 def test_wrong_calls(cli, arguments, sentence):
     cli.monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    _, err = cli.call(*TINY, *arguments.split(), code=2)
+    _, err = cli.call(*cli.tiny, *arguments.split(), code=2)
     assert re.fullmatch(rf"error: [^\n]*{sentence}[^\n]*\n", err)
     assert list(cli.folder.glob("runs/*")) == []
 
@@ -54,14 +54,14 @@ def test_wrong_calls(cli, arguments, sentence):
 def test_a_run_that_exists_already(cli):
     path = brief(cli, "run", "--total-timesteps", "1") / "checkpoint.pt"
     before = path.read_bytes()
-    _, err = cli.call(*TINY, "--run-name", "run", code=2)
+    _, err = cli.call(*cli.tiny, "--run-name", "run", code=2)
     assert re.fullmatch(rf"error: no run directory can be made: .*File exists: '{cli.folder}/runs/run'\n", err)
     assert path.read_bytes() == before
 
 
 def test_files_that_cannot_be_read(cli):
     """Empty, of something else, cut, or one in place of the other."""
-    run_dir = brief(cli, "run")
+    run_dir = whole(cli)
     checkpoint, policy = ((run_dir / name).read_bytes() for name in ("checkpoint.pt", "policy.pt"))
     for option, name, good, other in (
         ("--resume", "checkpoint.pt", checkpoint, policy),
@@ -85,9 +85,9 @@ UNFIT = {
 @pytest.mark.parametrize("name", UNFIT)
 @pytest.mark.parametrize("seconds", [0, 300])
 def test_what_training_cannot_go_on_with(cli, name, seconds):
-    """From step 150 on: one sentence naming it; the checkpoint before it stays, and has finite numbers only."""
-    _, err = call(cli, "run", "--checkpoint-seconds", seconds, env_id=f"toy_envs:{name}-v0", code=1)
+    """From step 30 on: one sentence naming it; the checkpoint before it stays, and has finite numbers only."""
+    _, err = call(cli, "run", "--learning-starts", "20", "--checkpoint-seconds", seconds, env_id=f"toy_envs:{name}-v0", code=1)
     assert re.search(rf"^error: {UNFIT[name]}", err, re.M)
     saved = checkpoint_of(cli.folder / "runs/run")
-    assert saved["progress"]["step"] >= (0 if seconds else 149)
+    assert saved["progress"]["step"] >= (0 if seconds else 29)
     assert all(tensor.isfinite().all() for tensor in [saved["replay"], *saved["learner"]["agent"].values()])

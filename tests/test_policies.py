@@ -9,8 +9,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, TINY, every_script, read_rows, with_network
-from test_resume import brief, checkpoint_of
+from conftest import ROOT, every_script, read_rows, with_network
+from test_resume import brief, checkpoint_of, whole
 
 import rac_sac
 
@@ -37,7 +37,7 @@ def play(act, env_id: str, seeds) -> list[tuple[float, float]]:
 @every_script
 def test_evaluate(cli):
     """What members of the family return on fresh episodes, printed and written; the one that was best in training is marked."""
-    run_dir = brief(cli, "run")
+    run_dir = whole(cli)
     policy = cli.script.load_policy(run_dir)
     name = cli.script.CONDITION
     lines, rows = [], []
@@ -45,7 +45,7 @@ def test_evaluate(cli):
         episodes = play(partial(policy, **{name: value}), "toy_envs:Point-v0", range(FRESH, FRESH + 3))
         mean, std = np.mean(episodes, 0)[0], np.std(episodes, 0)[0]
         lines.append(f"{name} {value:.4f}: {mean:.1f} +- {std:.1f}{'  best in training' * (value == policy.best)}")
-        rows.append((200, value, mean, std, value == policy.best))
+        rows.append((120, value, mean, std, value == policy.best))
     out, _ = cli.call("--evaluate", run_dir, "--eval-episodes", "3")
     assert out.splitlines() == lines
     assert out.count("best in training") == 1
@@ -56,7 +56,7 @@ def test_evaluate(cli):
 
 def test_a_policy_file_is_evaluated(cli):
     """It need not lie in a run directory; nothing is written beside it."""
-    run_dir = brief(cli, "run")
+    run_dir = whole(cli)
     last, _ = cli.call("--evaluate", run_dir)
     shutil.move(run_dir / "policy.pt", cli.folder / "handed_on.pt")
     shutil.rmtree(cli.folder / "runs")
@@ -66,7 +66,7 @@ def test_a_policy_file_is_evaluated(cli):
 
 def test_evaluate_where_nothing_can_be_written(cli):
     """The table is printed, and what cannot be written is said. A directory in the file's way stands for a read-only disk."""
-    run_dir = brief(cli, "run")
+    run_dir = whole(cli)
     (run_dir / "evaluate.csv.tmp").mkdir()
     out, err = cli.call("--evaluate", run_dir, code=1)
     assert out.count("best in training") == 1
@@ -90,7 +90,7 @@ def test_actions(cli):
     assert all(space.contains(action) for action in [*actions, policy(obs[0])])
     np.testing.assert_allclose(policy(obs, **{name: policy.best}), actions)
     low, high = (policy(obs, **{name: value}) for value in (1.1, 1.9))
-    assert np.allclose(low, high, rtol=1e-4) == (cli.script.CONDITIONS == 0)
+    assert np.allclose(low, high, rtol=1e-4) == (cli.script.CONDITION_DIM == 0)
     mixed = policy(obs, **{name: [1.1, 1.9, 1.1, 1.9, 1.1, 1.9]})
     np.testing.assert_allclose(mixed, np.where(np.arange(6)[:, None, None] % 2, high, low), rtol=1e-4)
     np.testing.assert_allclose(policy(obs[3], **{name: 1.9}), high[3], rtol=1e-4)
@@ -103,7 +103,7 @@ def test_what_a_policy_does_not_take(cli):
     """Is told, with what it takes."""
     policy = cli.script.load_policy(untrained(cli))
     name, obs = cli.script.CONDITION, np.ones((2, 2))
-    for wrong in (0, -0.1, np.nan, [0.5, 0], [-1, 0.5]) if cli.script.CONDITIONS else ():
+    for wrong in (0, -0.1, np.nan, [0.5, 0], [-1, 0.5]) if cli.script.CONDITION_DIM else ():
         with pytest.raises(ValueError, match=rf"{name} is .*; it must be (above 0 and finite|at least 1)\."):
             policy(obs, **{name: wrong})
     for wrong in ((obs[0], {}), np.ones(3), np.ones((2, 1)), np.ones((1, 2, 2)), 1.0, "obs"):
@@ -134,13 +134,13 @@ def test_a_strangers_file_runs_no_code(cli):
 @every_script
 def test_statistics_in_files(cli):
     """Of --network simba: of all that training had observed by then, and nothing else; so a policy acts as the run's did."""
-    run_dir = brief(cli, "run", *"--network simba --buffer-size 200 --snapshot-frequency 50 --eval-workers 1".split())
+    run_dir = brief(cli, "run", *"--network simba --buffer-size 120 --snapshot-frequency 10".split())
     observed = checkpoint_of(run_dir)["replay"][:, :2].double().numpy()
     cli.call("--evaluate", run_dir)
     policy = cli.script.load_policy(run_dir)
     episodes = play(policy, "toy_envs:Point-v0", range(EVALUATION, EVALUATION + 2))
     assert np.mean(episodes, 0)[0] == pytest.approx(float(read_rows(run_dir / "eval.csv")[-1]["eval/best_return"]), rel=1e-4)
-    states = [(200, policy.actor.state_dict()), (200, checkpoint_of(run_dir)["learner"]["agent"])]
+    states = [(120, policy.actor.state_dict()), (120, checkpoint_of(run_dir)["learner"]["agent"])]
     for path in [*run_dir.glob("*policy.pt"), *run_dir.glob("snapshots/*.pt")]:
         content = torch.load(path, weights_only=True)
         step = content["evaluation"]["global_step"]
@@ -158,7 +158,7 @@ def test_statistics_in_files(cli):
 @every_script
 def test_export(cli, network):
     """As docs/details.md has it, with its dynamic number of rows."""
-    run_dir = brief(cli, "run", *with_network(network))
+    run_dir = whole(cli, *with_network(network))
     text = (ROOT / "docs/details.md").read_text()
     (code,) = re.findall(r"^```python\n(.*?export.*?)^```", text, re.M | re.S)
     scope = {}
@@ -174,7 +174,7 @@ def test_export(cli, network):
 def test_a_video_that_cannot_be_recorded(cli):
     """Of an environment without pictures; the run ends well all the same."""
     cli.monkeypatch.setenv("MUJOCO_GL", "egl")
-    out, err = cli.call(*TINY, *"--env-id toy_envs:Point-v0 --total-timesteps 1 --capture-video".split())
+    out, err = cli.call(*cli.tiny, *"--env-id toy_envs:Point-v0 --total-timesteps 1 --capture-video".split())
     assert "no video could be recorded" in err
     assert out.startswith("return ")
 
@@ -183,7 +183,7 @@ def test_a_video_that_cannot_be_recorded(cli):
 def test_videos(cli):
     """An episode of the best policy at the end of training, and one with --evaluate."""
     videos = cli.folder / "runs/run/videos"
-    training = (*TINY, "--env-id", "Hopper-v4", "--run-name", "run")
+    training = (*cli.tiny, "--env-id", "Hopper-v4", "--run-name", "run")
     for arguments in (training, ("--evaluate", "runs/run/best_policy.pt")):
         process = cli.start(*arguments, "--capture-video")
         _, err = process.communicate(timeout=300)

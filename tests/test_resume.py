@@ -7,6 +7,7 @@ import random
 import re
 import resource
 import shlex
+import shutil
 import signal
 import time
 from functools import partial
@@ -15,11 +16,11 @@ from pathlib import Path
 import pytest
 import torch
 import toy_envs
-from conftest import STOP_SIGNALS, TINY, every_script, last_step, read_rows, wait_until, with_network, without_wall_clock
+from conftest import STOP_SIGNALS, every_script, last_step, read_rows, wait_until, with_network, without_wall_clock
 from toy_envs import Point
 
-# Evaluations at steps 100, 150 and 200; the replay wraps at step 120.
-BRIEF = "--total-timesteps 200 --buffer-size 120 --eval-frequency 50 --utd 1 --policy-lr 0.01".split()
+# It learns from step 101 on, evaluates at steps 100, 110 and 120, and its replay wraps at step 105.
+BRIEF = "--total-timesteps 120 --buffer-size 105 --eval-frequency 10 --utd 1 --policy-lr 0.01".split()
 
 
 def checkpoint_of(run_dir: Path) -> dict:
@@ -36,7 +37,7 @@ def assert_same_run(one: Path, other: Path, files: tuple[str, ...] = ("train.csv
 
 def call(cli, name: str, *arguments, env_id: str = "toy_envs:Point-v0", code: int = 0) -> tuple[str, str]:
     """What a brief run prints: stdout, stderr."""
-    return cli.call(*TINY, *BRIEF, "--env-id", env_id, "--run-name", name, *arguments, code=code)
+    return cli.call(*cli.tiny, *BRIEF, "--env-id", env_id, "--run-name", name, *arguments, code=code)
 
 
 def brief(cli, name: str, *arguments, env_id: str = "toy_envs:Point-v0") -> Path:
@@ -52,52 +53,74 @@ def stop(cli, name: str, step: int, *arguments, number: int = signal.SIGTERM, en
     return out
 
 
+KEPT: dict[tuple, Path] = {}  # run directories as they were made, which nobody changes
+
+
+def kept(make, cli, name: str, *arguments) -> Path:
+    """The directory that make(cli, name, *arguments) leaves: made for the first test that asks, a copy of it for others."""
+    run_dir, key = cli.folder / "runs" / name, (make, cli.path, arguments)
+    if key in KEPT:
+        shutil.copytree(KEPT[key], run_dir)
+    else:
+        make(cli, name, *arguments)
+        KEPT[key] = shutil.copytree(run_dir, cli.folder.parent / f"kept {name}")
+    return run_dir
+
+
+def whole(cli, *arguments) -> Path:
+    """runs/whole: a brief run that was not stopped."""
+    return kept(brief, cli, "whole", *arguments)
+
+
+def cut(cli, *arguments) -> Path:
+    """runs/cut: one that was stopped at step 116, the fourth of an episode, with a wrapped replay."""
+    return kept(stop, cli, "cut", 116, *arguments)
+
+
 # Signals ---
 def test_signals_write_a_checkpoint_and_say_how_to_go_on(cli):
     """In the random start, at its last step, before the last step; the run directory has a space in its name."""
-    whole = brief(cli, "whole")
-    for step, number in zip((1, 100, 199, 57, 157), STOP_SIGNALS, strict=True):
+    undisturbed = whole(cli)
+    for step, number in zip((1, 100, 119, 57, 115), STOP_SIGNALS, strict=True):
         out = stop(cli, f"cut {step}", step, number=number)
         python, script, *arguments = shlex.split(re.search(rf"stopped at step {step}; go on with: (.*)", out)[1])
         assert (python, script) == ("python", str(cli.path))
         cli.call(*arguments)
-        assert_same_run(whole, cli.folder / "runs" / f"cut {step}")
+        assert_same_run(undisturbed, cli.folder / "runs" / f"cut {step}")
 
 
 @every_script
 def test_in_the_middle_of_an_episode_with_a_wrapped_replay(cli, network):
     """All scripts, for each has noise and networks of its own."""
-    stop(cli, "cut", 157, *with_network(network))
-    cli.call("--resume", "runs/cut")
-    assert_same_run(brief(cli, "whole", *with_network(network)), cli.folder / "runs/cut")
+    run_dir = cut(cli, *with_network(network))
+    cli.call("--resume", run_dir)
+    assert_same_run(whole(cli, *with_network(network)), run_dir)
 
 
 def test_a_run_of_an_earlier_version(cli):
     """Which lacks arguments that have come since: it goes on with their defaults."""
-    stop(cli, "cut", 157)
-    cut = cli.folder / "runs/cut"
-    content = checkpoint_of(cut)
+    run_dir = cut(cli)
+    content = checkpoint_of(run_dir)
     for name in ("network", "weight_decay"):
         content["args"].pop(name, None)
-    torch.save(content, cut / "checkpoint.pt")
-    cli.call("--resume", cut)
-    assert_same_run(brief(cli, "whole"), cut)
+    torch.save(content, run_dir / "checkpoint.pt")
+    cli.call("--resume", run_dir)
+    assert_same_run(whole(cli), run_dir)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_layers_that_draw(cli, workers):
-    """A fork with dropout, in the actor too, which is evaluated without."""
+def test_layers_that_draw(cli):
+    """A fork with dropout, in the actor too, which is evaluated without, in this process and in a worker."""
     fork = cli.fork("nn.ReLU()", "nn.Sequential(nn.ReLU(), nn.Dropout(0.1))")
-    stop(fork, "cut", 157, "--eval-workers", workers)
-    fork.call("--resume", "runs/cut")
+    stop(fork, "cut", 115)
+    fork.call("--resume", "runs/cut", "--eval-workers", "1")
     assert_same_run(brief(fork, "whole"), fork.folder / "runs/cut")
     assert not fork.script.load_policy(fork.folder / "runs/cut").actor.training
 
 
 @contextlib.contextmanager
 def held(cli, name: str, *arguments):
-    """A run in a process of its own that waits in training's step 150; it yields the process and the run directory."""
-    process = cli.start(*TINY, *BRIEF, "--env-id", "toy_envs:Held-v0", "--run-name", name, *arguments)
+    """A run in a process of its own that waits in training's step 110; it yields the process and the run directory."""
+    process = cli.start(*cli.tiny, *BRIEF, "--env-id", "toy_envs:Held-v0", "--run-name", name, *arguments)
     try:
         wait_until((cli.folder / f"held.{process.pid}").exists)
         yield process, cli.folder / "runs" / name
@@ -109,32 +132,32 @@ def held(cli, name: str, *arguments):
 @pytest.mark.slow
 def test_ctrl_c_ends_the_reader_too(cli):
     """As in `2>&1 | tee log`; nobody reads any more, and the run ends as ever."""
-    with held(cli, "cut") as (process, cut):
+    with held(cli, "cut") as (process, run_dir):
         process.stdout.close()
         process.stderr.close()
         process.send_signal(signal.SIGINT)
         (cli.folder / "go").touch()
         assert process.wait(60) == 128 + signal.SIGINT
         process.stdout, process.stderr = None, None
-    assert checkpoint_of(cut)["progress"]["step"] == 150
+    assert checkpoint_of(run_dir)["progress"]["step"] == 110
 
 
 @pytest.mark.slow
 def test_a_second_ctrl_c_ends_at_once(cli):
     """The first one waits for the step to end; the checkpoint before it is whole."""
-    with held(cli, "cut") as (process, cut):
+    with held(cli, "cut") as (process, run_dir):
         process.send_signal(signal.SIGINT)
         time.sleep(0.5)
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 128 + signal.SIGINT
-    assert checkpoint_of(cut)["progress"]["step"] == 0
+    assert checkpoint_of(run_dir)["progress"]["step"] == 0
 
 
 def test_nohup(cli):
     """A hang-up that the shell has had ignored does not stop a run."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    cli.monkeypatch.setattr(Point, "events", {150: lambda: os.kill(os.getpid(), signal.SIGHUP)})
+    cli.monkeypatch.setattr(Point, "events", {110: lambda: os.kill(os.getpid(), signal.SIGHUP)})
     brief(cli, "run")
     signal.signal(signal.SIGHUP, before)
 
@@ -152,52 +175,52 @@ def check_files(run_dir: Path) -> None:
 @pytest.mark.slow
 def test_kills_at_random_moments(cli, network):
     """While checkpoints are written all the time, and evaluations pend."""
-    cut = cli.folder / "runs/cut"
+    run_dir = cli.folder / "runs/cut"
 
     def kill(*run) -> None:
         process = cli.start(*run)
-        reached = last_step(cut / "train.csv")
-        wait_until(lambda: last_step(cut / "train.csv") > reached)
+        reached = last_step(run_dir / "train.csv")
+        wait_until(lambda: last_step(run_dir / "train.csv") > reached)
         time.sleep(random.uniform(0, 0.5))
         process.kill()
         process.communicate()
-        check_files(cut)
-        assert 0 < checkpoint_of(cut)["progress"]["step"] < 600
+        check_files(run_dir)
+        assert 0 < checkpoint_of(run_dir)["progress"]["step"] < 600
 
     options = "--env-id toy_envs:Point-v0 --run-name cut --total-timesteps 600 --eval-workers 1 --checkpoint-seconds 0"
-    kill(*TINY, *BRIEF, *options.split(), *with_network(network))
+    kill(*cli.tiny, *BRIEF, *options.split(), *with_network(network))
     for _ in range(3):
-        kill("--resume", cut)
-    cli.call("--resume", cut, "--eval-workers", "0")
-    assert_same_run(brief(cli, "whole", "--total-timesteps", "600", *with_network(network)), cut)
+        kill("--resume", run_dir)
+    cli.call("--resume", run_dir, "--eval-workers", "0")
+    assert_same_run(brief(cli, "whole", "--total-timesteps", "600", *with_network(network)), run_dir)
 
 
 def test_rows_after_the_checkpoint_are_dropped(cli):
-    """Also one that a kill has cut in the middle of a number: 190 became 19."""
-    stop(cli, "cut", 157)
-    cut = cli.folder / "runs/cut"
+    """Also one that a kill has cut in the middle of a number: 120 became 12."""
+    run_dir = cut(cli)
     for name in ("train.csv", "eval.csv"):
-        with open(cut / name, "a") as file:
-            file.write(f"180{',1' * (len(read_rows(cut / name)[0]) - 1)}\n19")
-    cli.call("--resume", cut)
-    assert_same_run(brief(cli, "whole"), cut)
+        columns = len(read_rows(run_dir / name)[0])
+        with open(run_dir / name, "a") as file:
+            file.write(",".join(["118"] + ["1"] * (columns - 1)) + "\n12")
+    cli.call("--resume", run_dir)
+    assert_same_run(whole(cli), run_dir)
 
 
 def test_a_full_disk(cli):
     """One sentence; the checkpoint before it stays, and with more space the run goes on."""
-    large = ("--hidden-dim", "100", "--buffer-size", "200")  # larger than the script, which is kept too
-    whole = brief(cli, "whole", *large)
+    large = ("--hidden-dim", "100", "--buffer-size", "120")  # larger than the script, which is kept too
+    undisturbed = brief(cli, "whole", *large)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, ((whole / "checkpoint.pt").stat().st_size - 1000, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((undisturbed / "checkpoint.pt").stat().st_size - 1000, hard))
     try:
         _, err = call(cli, "cut", *large, "--checkpoint-seconds", "0", code=1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert re.search(rf"^error: {cli.folder}/runs/cut/checkpoint.pt cannot be written: .+$", err, re.M)
-    cut = cli.folder / "runs/cut"
-    assert 0 < checkpoint_of(cut)["progress"]["step"] < 200
-    cli.call("--resume", cut)
-    assert_same_run(whole, cut)
+    run_dir = cli.folder / "runs/cut"
+    assert 0 < checkpoint_of(run_dir)["progress"]["step"] < 120
+    cli.call("--resume", run_dir, "--checkpoint-seconds", "300")
+    assert_same_run(undisturbed, run_dir)
 
 
 def test_memory_at_a_checkpoint(cli):
@@ -217,16 +240,16 @@ def test_memory_at_a_checkpoint(cli):
 
 
 # Episodes ---
-@pytest.mark.parametrize("change", [(toy_envs, "LENGTH", 2), (Point, "events", {156: toy_envs.fail})])
+@pytest.mark.parametrize("change", [(toy_envs, "LENGTH", 2), (Point, "events", {114: toy_envs.fail})])
 def test_an_episode_that_does_not_follow_from_its_seed(cli, change):
     """Where repeating its actions ends early or is refused, one line says so, and the run goes on with the next episode."""
-    stop(cli, "cut", 158)  # the fourth step of an episode
+    run_dir = cut(cli)
     cli.monkeypatch.setattr(*change)
-    _, err = cli.call("--resume", "runs/cut")
+    _, err = cli.call("--resume", run_dir, "--total-timesteps", "125")
     assert err.count("an episode does not follow from its seed and actions; ") == 1
-    ends = {int(row["global_step"]): row["charts/episodic_length"] for row in read_rows(cli.folder / "runs/cut/train.csv")}
-    assert ends.get(158 + toy_envs.LENGTH) == str(toy_envs.LENGTH)
-    assert max(ends) == 200
+    ends = {int(row["global_step"]): row["charts/episodic_length"] for row in read_rows(run_dir / "train.csv")}
+    assert ends.get(116 + toy_envs.LENGTH) == str(toy_envs.LENGTH)
+    assert max(ends) == 125
 
 
 # What resuming takes ---
@@ -235,17 +258,17 @@ def test_from_python(cli):
 
     A run that is prolonged is one that was longer from the start, but for one row more in train.csv at its old end.
     """
-    cut = brief(cli, "cut", "--total-timesteps", "150")
+    short = brief(cli, "short", "--total-timesteps", "110")
     Args, train = cli.script.Args, cli.script.train
     with pytest.raises(cli.script.UserError, match="utd cannot change"):
-        train(Args(resume=str(cut), utd=5))
-    assert train(Args(resume=str(cut), total_timesteps=200))["step"] == 200
-    assert_same_run(brief(cli, "whole"), cut, ("eval.csv",))
+        train(Args(resume=str(short), utd=5))
+    assert train(Args(resume=str(short), total_timesteps=120))["step"] == 120
+    assert_same_run(whole(cli), short, ("eval.csv",))
 
 
 def test_ctrl_c_in_a_program(cli):
     """That calls train(), and so has the exception; it is told how to go on."""
-    cli.monkeypatch.setattr(Point, "events", {150: lambda: signal.raise_signal(signal.SIGINT)})
+    cli.monkeypatch.setattr(Point, "events", {110: lambda: signal.raise_signal(signal.SIGINT)})
     cli.monkeypatch.chdir(cli.folder)
     args = cli.script.Args(env_id="toy_envs:Point-v0", run_name="a b", compile=False, learning_starts=200, eval_workers=0)
     with pytest.raises(KeyboardInterrupt):

@@ -18,7 +18,7 @@ product, of the shape of the critics' largest, and what Adam and Polyak read and
 with what has been measured by then. Needs pandas.
 """
 
-import contextlib
+import itertools
 import json
 import os
 import signal
@@ -28,7 +28,6 @@ import time
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import module_from_spec, spec_from_file_location
-from itertools import product
 from pathlib import Path
 from typing import Literal
 
@@ -41,7 +40,7 @@ import tyro
 from torch.utils.benchmark import Timer
 
 ROOT = Path(__file__).resolve().parent.parent
-ROWS = 20_000  # of the replay; as a step it lies behind the warm-up of the learning rate
+ROWS = 20_000  # of the replay, which is full; the timed updates are those of environment step ROWS, after the warm-up of q_lr
 WARM_UP = 2  # turns that do not count; in the first one scripts are compiled
 
 
@@ -67,26 +66,32 @@ class Options:
 def make_learner(options: Options, script: str, mode: str, precision: str) -> tuple:
     """A script's environment and its learner with a full replay; sets up torch.
 
-    All that this file knows of a script is here, and in the calls of act, store and update.
+    All that this file knows of a script is here, in time_script() and in step_work().
     """
     path = Path(script) if script.endswith(".py") else ROOT / f"{script}.py"
     if not path.is_file():
         sys.exit(f"error: there is no script {path}; give a name such as rac_sac, or the path of a copy, such as my_rac.py.")
     name = f"timed_{len(sys.modules)}"  # of its own, so that nothing compiled is shared
     spec = spec_from_file_location(name, path)
-    module = sys.modules[name] = module_from_spec(spec)
+    module = module_from_spec(spec)
+    sys.modules[name] = module
     spec.loader.exec_module(module)
-    sizes = {name: getattr(options, name) for name in ("env_id", "utd", "num_critics", "batch_size")}
-    optional = {name: getattr(options, name) for name in ("network", "hidden_dim", "cuda")}
     args = module.Args(
-        **sizes,
-        **{name: value for name, value in optional.items() if value is not None},
+        env_id=options.env_id,
+        utd=options.utd,
+        num_critics=options.num_critics,
+        batch_size=options.batch_size,
+        cuda=options.cuda,
         compile="compile" in mode,
         cudagraphs="graph" in mode,
         matmul_precision=precision,
         total_timesteps=ROWS,
         buffer_size=ROWS,
     )
+    if options.network is not None:
+        args.network = options.network
+    if options.hidden_dim is not None:
+        args.hidden_dim = options.hidden_dim
     try:
         env = module.Env(args.env_id)
         args = module.completed(args, env)
@@ -95,11 +100,16 @@ def make_learner(options: Options, script: str, mode: str, precision: str) -> tu
     learner = module.Learner(args, env.obs_dim, env.action_dim, module.set_up_torch(args))
     if learner.device.type == "cuda":
         learner.warm_up()  # captures the graphs; on a CPU the first turn compiles
-    for step in range(ROWS):
+    for step in range(1, ROWS + 1):
         obs, next_obs = np.random.normal(size=(2, env.obs_dim))
         action = np.random.uniform(-1, 1, env.action_dim)
         learner.store(step, obs, action, np.random.normal(), False, next_obs)
     return env, learner
+
+
+def weight_sizes(network) -> list[int]:
+    """How many weights each layer has."""
+    return [parameter.numel() for name, parameter in network.named_parameters() if name.endswith("weight")]
 
 
 def step_work(agent, options: Options) -> dict:
@@ -109,21 +119,22 @@ def step_work(agent, options: Options) -> dict:
     reads gradient, parameters, both moments and target, and writes all but the gradient. product: the shape of the critics'
     largest, members, samples, inputs, outputs.
     """
-    critic, actor = (
-        [parameter.numel() for name, parameter in network.named_parameters() if name.endswith("weight")]
-        for network in (agent.critic, agent.actor)
-    )
+    critic = weight_sizes(agent.critic)
+    actor = weight_sizes(agent.actor)
     # Target, online, gradients of the weights, and of the inputs of all layers but the first.
     critic_update = 4 * sum(critic) - critic[0]
     # Actor, critics, gradients of the critics' inputs, of the actor's weights, and of the inputs of its layers but the first.
     actor_update = 2 * sum(critic) + 3 * sum(actor) - actor[0]
-    fresh_actions = options.utd + hasattr(agent, "temperature")  # minibatches of them, for the targets and for the temperature
-    passes = options.utd * critic_update + actor_update + fresh_actions * sum(actor)
-    parameters_bytes = sum(parameter.nbytes for parameter in agent.critic.parameters())
-    *members, inputs, outputs = max((each for each in agent.critic.parameters() if each.ndim > 1), key=torch.numel).shape
+    minibatches_of_actions = options.utd  # for the targets
+    if hasattr(agent, "temperature"):
+        minibatches_of_actions += 1
+    passes = options.utd * critic_update + actor_update + minibatches_of_actions * sum(actor)
+    bytes_of_parameters = sum(parameter.nbytes for parameter in agent.critic.parameters())
+    matrices = [parameter for parameter in agent.critic.parameters() if parameter.ndim > 1]
+    *members, inputs, outputs = max(matrices, key=torch.numel).shape
     return {
         "flop": 2 * options.batch_size * passes,
-        "bytes": 9 * options.utd * parameters_bytes,
+        "bytes": 9 * options.utd * bytes_of_parameters,
         "product": (*members, options.batch_size, inputs, outputs),
     }
 
@@ -140,7 +151,10 @@ def time_floor(work: dict, device: torch.device) -> dict:
     The products' rate is that of work["product"] at the fastest precision setting that is exact float32; on a GPU, where it would
     measure the launch, of a larger one. Bytes move at the rate of a copy of 128 MiB, which reads and writes them.
     """
-    *members, samples, inputs, outputs = work["product"] if device.type == "cpu" else (10, 2048, 2048, 2048)
+    shape = work["product"]
+    if device.type != "cpu":
+        shape = (10, 2048, 2048, 2048)
+    *members, samples, inputs, outputs = shape
     a = torch.randn(*members, samples, inputs, device=device)
     b = torch.randn(*members, inputs, outputs, device=device)
     exact = a.double() @ b.double()
@@ -149,48 +163,58 @@ def time_floor(work: dict, device: torch.device) -> dict:
         torch.set_float32_matmul_precision(precision)
         if (a @ b - exact).norm() < 1e-6 * exact.norm():
             seconds.append(seconds_of("a @ b", a=a, b=b))
-    source, target = copies = torch.ones(2, 2**25, device=device)
-    products = work["flop"] * min(seconds) / (2 * a.numel() * outputs)
-    moves = work["bytes"] * seconds_of("target.copy_(source)", source=source, target=target) / copies.nbytes
+    flop = 2 * a.numel() * outputs
+    products = work["flop"] / flop * min(seconds)
+    source = torch.ones(2**25, device=device)
+    target = torch.ones(2**25, device=device)
+    moved = source.nbytes + target.nbytes
+    moves = work["bytes"] / moved * seconds_of("target.copy_(source)", source=source, target=target)
     return {"updates": products + moves, "products": products, "Adam, Polyak": moves}
 
 
 def time_script(env, learner, precision: str, options: Options) -> dict:
     """Seconds per environment step of the updates alone and, with loop_steps, of acting, simulator, storing and updates."""
     torch.set_float32_matmul_precision(precision)
-    wait = torch.get_device_module(learner.device).synchronize
-    wait()
+    wait_for_device = torch.get_device_module(learner.device).synchronize
+    wait_for_device()
     times = [time.perf_counter()]
     while times[-1] < times[0] + options.block_seconds:
         learner.update(ROWS)
-        wait()
+        wait_for_device()
         times.append(time.perf_counter())
     seconds = {"updates": np.diff(times).mean()}
-    if not options.loop_steps:
-        return seconds
-    obs, _ = env.reset(seed=0)
-    start = time.perf_counter()
-    for step in range(ROWS, ROWS + options.loop_steps):
-        action = learner.act(obs)
-        next_obs, reward, terminated, truncated, _ = env.step(action)
-        row = learner.store(step, obs, action, reward, terminated, next_obs)
-        learner.agent.observe(step + 1, row, None, learner.generator)
-        learner.update(step)
-        obs = env.reset()[0] if terminated or truncated else next_obs
-    wait()
-    return {**seconds, "loop": (time.perf_counter() - start) / options.loop_steps}
+    if options.loop_steps:
+        obs, _ = env.reset(seed=0)
+        start = time.perf_counter()
+        for step in range(ROWS + 1, ROWS + 1 + options.loop_steps):
+            action = learner.act(obs)
+            next_obs, reward, terminated, truncated, _ = env.step(action)
+            row = learner.store(step, obs, action, reward, terminated, next_obs)
+            learner.agent.observe(step, row, None, learner.generator)
+            learner.update(step)
+            obs = next_obs
+            if terminated or truncated:
+                obs, _ = env.reset()
+        wait_for_device()
+        seconds["loop"] = (time.perf_counter() - start) / options.loop_steps
+    return seconds
 
 
 def start_peer(options: Options, args):
-    """SBX in a process of its own, which waits while others are timed; returns the function that times it. args: a script's."""
-    sizes = (args.env_id, args.utd, args.num_critics, args.batch_size, args.hidden_dim, getattr(args, "network", "mlp"))
+    """SBX in a process of its own, which waits while others are timed; returns the function that times it.
+
+    args: those of a script, whose defaults it has, too.
+    """
+    network = getattr(args, "network", "mlp")  # older scripts have no other
+    sizes = (args.env_id, args.utd, args.num_critics, args.batch_size, args.hidden_dim, network)
+    command = ["env", options.peer_python, ROOT / "benchmark/peer_sbx.py"]  # env prints a sentence where there is no such Python
+    command += [str(size) for size in sizes]
     peer = subprocess.Popen(
-        # env says it where there is no such Python.
-        ["env", options.peer_python, ROOT / "benchmark/peer_sbx.py", *map(str, sizes)],
-        stdin=subprocess.PIPE,  # with which it ends
+        command,
+        stdin=subprocess.PIPE,  # it ends when this is closed, as it is when this process ends
         stdout=subprocess.PIPE,
         text=True,
-        start_new_session=True,  # Ctrl-C is not for it
+        start_new_session=True,  # or else Ctrl-C would end it in the middle of a turn
     )
     if not peer.stdout.readline():
         sys.exit("error: the peer does not start, see above; peer_sbx.py says which packages --peer-python must have.")
@@ -202,7 +226,13 @@ def start_peer(options: Options, args):
     return time_peer
 
 
-def summary(turns: list[dict]) -> pd.DataFrame:
+def processor_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name()
+    return subprocess.getoutput("sed -n 's/^model name.*: //p' /proc/cpuinfo | head -n 1")
+
+
+def ratios(turns: list[dict]) -> pd.DataFrame:
     """A row for each program: ms per environment step, and the ratio to the first program and to the floor."""
     frame = pd.DataFrame(turns).set_index(["turn", "program"])
     updates = frame["updates"].unstack(sort=False)
@@ -215,19 +245,17 @@ def summary(turns: list[dict]) -> pd.DataFrame:
 def main(arguments=None) -> None:
     """The command line, or a list of its arguments."""
     options = tyro.cli(Options, args=arguments, description=__doc__)
-    programs = {}
-    for combination in product(options.scripts, options.modes, options.matmul_precision):
-        env, learner = make_learner(options, *combination)
-        title = " ".join(combination)
-        programs[title] = partial(time_script, env, learner, torch.get_float32_matmul_precision(), options)
+    programs = {}  # title -> function that times it
+    for script, mode, precision in itertools.product(options.scripts, options.modes, options.matmul_precision):
+        env, learner = make_learner(options, script, mode, precision)
+        precision_here = torch.get_float32_matmul_precision()  # that make_learner() has set: for auto one of the others
+        programs[f"{script} {mode} {precision}"] = partial(time_script, env, learner, precision_here, options)
     if options.peer_python:
         programs["SBX"] = start_peer(options, learner.args)
-    work = step_work(learner.agent, options)
+    work = step_work(learner.agent, options)  # of the last script
     programs["floor"] = partial(time_floor, work, learner.device)
     conditions = {
-        "processor": torch.cuda.get_device_name()
-        if learner.device.type == "cuda"
-        else subprocess.getoutput("sed -n 's/^model name.*: //p' /proc/cpuinfo | head -n 1"),
+        "processor": processor_name(learner.device),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "commit": subprocess.getoutput(f"git -C '{ROOT}' describe --always --dirty"),
@@ -236,14 +264,16 @@ def main(arguments=None) -> None:
     print(pd.Series(conditions).to_string(), flush=True)
 
     turns = []
-    with contextlib.suppress(KeyboardInterrupt):
+    try:
         for turn in range(WARM_UP + options.repeats):
             measured = [{"turn": turn, "program": title, **measure()} for title, measure in programs.items()]
             if turn >= WARM_UP:
                 turns += measured
+    except KeyboardInterrupt:
+        pass  # what has been measured counts
     if not turns:
         sys.exit("error: no turn was complete.")
-    print(summary(turns).to_string(float_format="{:.3f}".format, na_rep=""))
+    print(ratios(turns).to_string(float_format="{:.3f}".format, na_rep=""))
     if options.out:
         Path(options.out).write_text(json.dumps({**conditions, "options": vars(options), "turns": turns}, indent=2))
 

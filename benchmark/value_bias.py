@@ -46,37 +46,43 @@ def fail(sentence: str) -> None:
 class Subject:
     """The policy that is measured, with its critics, temperature and environment: all that this program knows of a script.
 
-    content: a snapshot; best: the condition (beta, or k) of the policy. Without a temperature Q is not soft. Observations are
+    script: the module; best: the condition (beta, or k) of the policy. Without a temperature Q is not soft. Observations are
     flat, (O,), and actions in [-1, 1], (A,).
     """
 
-    def __init__(self, script, content: dict, best: float):
+    def __init__(self, script, snapshot: dict, best: float):
         self.script = script
-        self.args = args = script.Args(**content["args"])
-        self.env = script.Env(args.env_id)
-        self.endless_env = script.Env(args.env_id, max_episode_steps=-1)
-        self.best = best
+        self.args = script.Args(**snapshot["args"])
+        self.env = script.Env(self.args.env_id)
+        self.endless_env = script.Env(self.args.env_id, max_episode_steps=-1)
         self.condition = script.played_condition(best, 1)
-        self.alpha = content["evaluation"].get(f"eval/alpha_{best:.6g}", 0.0)
-        sizes = (self.env.obs_dim, self.env.action_dim)
-        self.actor = script.make_actor(args, *sizes).requires_grad_(False).eval()
-        self.actor.load_state_dict(content["actor"])
-        self.critic = script.make_critic(args, *sizes).requires_grad_(False).eval()
-        self.critic.load_state_dict(content["critic"])
+        self.alpha = snapshot["evaluation"].get(f"eval/alpha_{best:.6g}", 0.0)
+        # Scripts that earlier runs have kept make their networks by functions
+        make_actor = getattr(script, "make_actor", script.Actor)
+        make_critic = getattr(script, "make_critic", script.Critic)
+        self.actor = make_actor(self.args, self.env.obs_dim, self.env.action_dim)
+        self.actor.load_state_dict(snapshot["actor"])
+        self.critic = make_critic(self.args, self.env.obs_dim, self.env.action_dim)
+        self.critic.load_state_dict(snapshot["critic"])
+        for network in (self.actor, self.critic):
+            network.requires_grad_(False).eval()
 
     def act(self, obs: np.ndarray, explore: bool = False) -> tuple[np.ndarray, float]:
         """obs (O,) -> action (A,) and its log-probability. A deterministic policy gets noise only where it explores."""
         output = self.actor(torch.from_numpy(obs[None]), self.condition)
-        if isinstance(output, tuple):
-            action, log_prob = self.script.squashed_gaussian(*output, torch.randn_like(output[0]))
+        if isinstance(output, tuple):  # of the SAC family
+            mean, log_std = output
+            action, log_prob = self.script.squashed_gaussian(mean, log_std, torch.randn_like(mean))
             return action[0].numpy(), log_prob.item()
-        noise = explore * self.args.exploration_noise * torch.randn_like(output)
-        return (output + noise).clamp(-1, 1)[0].numpy(), 0.0
+        action = output
+        if explore:
+            action = action + self.args.exploration_noise * torch.randn_like(action)
+        return action.clamp(-1, 1)[0].numpy(), 0.0
 
     def mean_q(self, obs: np.ndarray, action: np.ndarray) -> float:
         """The ensemble's mean for a pair: obs (O,), action (A,)."""
-        pair = (torch.from_numpy(part[None]) for part in (obs, action))
-        return self.critic(self.script.critic_inputs(*pair, self.condition)).mean().item()
+        inputs = self.script.critic_inputs(torch.from_numpy(obs[None]), torch.from_numpy(action[None]), self.condition)
+        return self.critic(inputs).mean().item()
 
 
 def monte_carlo_return(subject: Subject, start: mujoco.MjData, first_action: np.ndarray, options: Options) -> float:
@@ -110,7 +116,7 @@ def measure(subject: Subject, options: Options, seed: int) -> tuple[float, float
     values = []
     returns = []
     obs, _ = env.reset(seed=seed)
-    for number in tqdm(range(options.pairs), "value bias", unit="pair", leave=False):
+    for number in tqdm(range(options.pairs), desc="value bias", unit="pair", leave=False):
         action, _ = subject.act(obs, explore=True)
         if number in chosen:
             values.append(subject.mean_q(obs, action))
@@ -118,7 +124,7 @@ def measure(subject: Subject, options: Options, seed: int) -> tuple[float, float
         obs, _, terminated, truncated, _ = env.step(action)
         if terminated or truncated:
             obs, _ = env.reset()
-    bias = (np.array(values) - returns) / abs(np.mean(returns))
+    bias = (np.array(values) - np.array(returns)) / abs(np.mean(returns))
     return bias.mean(), bias.std()
 
 
@@ -135,20 +141,23 @@ def main() -> None:
     if not snapshots:
         fail(f"{options.run} has no snapshots; --snapshot-frequency of its script writes them.")
     torch.set_num_threads(1)  # the networks are small
-    sys.path.insert(0, str(options.run.resolve()))
+    sys.path.insert(0, str(options.run.resolve()))  # the script that the run has kept comes before the project's
     evaluations = read_rows(options.run / "eval.csv")
     path = options.run / "bias.csv"
-    rows = read_rows(path)
-    for step in sorted(snapshots.keys() & evaluations.keys() - rows.keys()):
-        content = torch.load(snapshots[step], weights_only=True)
-        script = importlib.import_module(content["script"])
+    measured = read_rows(path)
+    for step in sorted(snapshots):
+        if step in measured or step not in evaluations:
+            continue
+        snapshot = torch.load(snapshots[step], weights_only=True)
+        script = importlib.import_module(snapshot["script"])
         column = f"eval/best_{script.CONDITION}"
-        subject = Subject(script, content, evaluations[step][column])
+        best = evaluations[step][column]
+        subject = Subject(script, snapshot, best)
         mean, std = measure(subject, options, seed=subject.args.seed + step)
         print(f"step {step}: bias {mean:.3f} +- {std:.3f}")
-        rows[step] = {column: subject.best, "eval/bias_mean": mean, "eval/bias_std": std}
+        measured[step] = {column: best, "eval/bias_mean": mean, "eval/bias_std": std}
         temporary = path.with_suffix(".tmp")
-        pd.DataFrame.from_dict(rows, "index").to_csv(temporary, index_label="global_step")
+        pd.DataFrame.from_dict(measured, "index").to_csv(temporary, index_label="global_step")
         temporary.replace(path)
 
 

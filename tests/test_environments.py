@@ -30,7 +30,7 @@ def test_what_is_learned_from(cli, env_id):
     The last row of an episode has its own last observation, not the first one of the next. The newest 105 transitions stand in
     place of the oldest.
     """
-    replay = replay_of(brief(cli, "run", env_id=f"toy_envs:{env_id}"))
+    replay = replay_of(brief(cli, "run", "--learning-starts", "120", env_id=f"toy_envs:{env_id}"))
     counts = np.roll(np.arange(15, 120), 15) % LENGTH
     assert replay["obs"][:, 1].tolist() == counts.tolist()
     assert replay["next_obs"][:, 1].tolist() == (counts + 1).tolist()
@@ -54,7 +54,7 @@ def test_what_an_agent_observes(cli):
         returns[str(step)] = str(episodic_return or "")
 
     cli.monkeypatch.setattr(cli.script.Agent, "observe", observe)
-    run_dir = brief(cli, "run", "--buffer-size", "120")
+    run_dir = brief(cli, "run", "--learning-starts", "120", "--buffer-size", "120")
     assert rows == checkpoint_of(run_dir)["replay"].tolist()
     logged = {row["global_step"]: row["charts/episodic_return"] for row in read_rows(run_dir / "train.csv")}
     assert returns == dict.fromkeys(map(str, range(1, 121)), "") | logged
@@ -62,7 +62,7 @@ def test_what_an_agent_observes(cli):
 
 def test_observations_of_several_parts(cli):
     """An integer, one-hot, an image and a number."""
-    replay = replay_of(brief(cli, "run", "--buffer-size", "120", env_id="toy_envs:Nested-v0"))
+    replay = replay_of(brief(cli, "run", "--learning-starts", "120", "--buffer-size", "120", env_id="toy_envs:Nested-v0"))
     for step in (0, 6, 9, 119):
         count = step % LENGTH
         assert replay["obs"][step].tolist() == [*np.eye(8)[count], count, 1, 2, 255, 0.5]

@@ -158,7 +158,7 @@ def test_nohup(cli):
     """A hang-up that the shell has had ignored does not stop a run."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     cli.monkeypatch.setattr(Point, "events", {110: lambda: os.kill(os.getpid(), signal.SIGHUP)})
-    brief(cli, "run")
+    brief(cli, "run", "--learning-starts", "120")
     signal.signal(signal.SIGHUP, before)
 
 
@@ -208,17 +208,17 @@ def test_rows_after_the_checkpoint_are_dropped(cli):
 
 def test_a_full_disk(cli):
     """One sentence; the checkpoint before it stays, and with more space the run goes on."""
-    large = ("--hidden-dim", "100", "--buffer-size", "120")  # larger than the script, which is kept too
+    large = "--hidden-dim 100 --total-timesteps 60 --learning-starts 50".split()  # larger than the script, which is kept too
     undisturbed = brief(cli, "whole", *large)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, ((undisturbed / "checkpoint.pt").stat().st_size - 1000, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((undisturbed / "checkpoint.pt").stat().st_size - 300, hard))
     try:
         _, err = call(cli, "cut", *large, "--checkpoint-seconds", "0", code=1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert re.search(rf"^error: {cli.folder}/runs/cut/checkpoint.pt cannot be written: .+$", err, re.M)
     run_dir = cli.folder / "runs/cut"
-    assert 0 < checkpoint_of(run_dir)["progress"]["step"] < 120
+    assert 0 < checkpoint_of(run_dir)["progress"]["step"] < 60
     cli.call("--resume", run_dir, "--checkpoint-seconds", "300")
     assert_same_run(undisturbed, run_dir)
 
@@ -270,7 +270,8 @@ def test_ctrl_c_in_a_program(cli):
     """That calls train(), and so has the exception; it is told how to go on."""
     cli.monkeypatch.setattr(Point, "events", {110: lambda: signal.raise_signal(signal.SIGINT)})
     cli.monkeypatch.chdir(cli.folder)
-    args = cli.script.Args(env_id="toy_envs:Point-v0", run_name="a b", compile=False, learning_starts=200, eval_workers=0)
+    small = {"compile": False, "eval_workers": 0, "learning_starts": 200, "utd": 1, "num_critics": 2, "hidden_dim": 8}
+    args = cli.script.Args(env_id="toy_envs:Point-v0", run_name="a b", **small)
     with pytest.raises(KeyboardInterrupt):
         cli.script.train(args)
     assert f"go on from it with: --resume '{cli.folder}/runs/a b'\n" in cli.capsys.readouterr().err

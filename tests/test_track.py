@@ -20,7 +20,7 @@ def wandb(monkeypatch) -> Mock:
 @every_script
 def test_rows(cli, wandb):
     """Those of both files, once each and without empty cells, under CleanRL's names, over the environment step."""
-    run_dir = brief(cli, "run", "--track")
+    run_dir = brief(cli, "run", "--track", "--total-timesteps", "105")
     run = wandb.init.return_value
     logged = [call.args[0] for call in run.log.call_args_list]
     rows = read_rows(run_dir / "eval.csv") + read_rows(run_dir / "train.csv")
@@ -35,16 +35,16 @@ def test_rows(cli, wandb):
 
 
 def test_a_resumed_run_is_the_same_one(cli, wandb):
-    run_dir = brief(cli, "run", "--track")
-    cli.call("--resume", run_dir, "--total-timesteps", "121")
-    brief(cli, "run", "--track", "--run-root", "elsewhere")
+    run_dir = brief(cli, "run", "--track", "--total-timesteps", "1")
+    cli.call("--resume", run_dir, "--total-timesteps", "2")
+    brief(cli, "run", "--track", "--total-timesteps", "1", "--run-root", "elsewhere")
     first, second, other = (call.kwargs for call in wandb.init.call_args_list)
     assert first["id"] == second["id"] != other["id"]
     assert first["name"] == second["name"] == other["name"] == "run"
     assert second["resume"] == "allow"
     assert first["config"]["utd"] == 1
     wandb.init.side_effect = RuntimeError("no network")
-    _, err = cli.call("--resume", run_dir, "--total-timesteps", "122")
+    _, err = cli.call("--resume", run_dir, "--total-timesteps", "3")
     assert err.count("cannot track this run: RuntimeError('no network')") == 1
 
 

@@ -59,8 +59,10 @@ def checkpoint(algorithm):
 @pytest.mark.parametrize(
     "algorithm, utd, empty", [("sac", 1, 2), ("td3", 1, 3), ("tqc", 1, 2), ("tqc20", 20, 2), ("mbpo", 20, 0)]
 )
-def test_run(call, algorithm, utd, empty):
+def test_run(call, monkeypatch, algorithm, utd, empty):
     """A run, more steps, fresh episodes: the files, the number of updates, the replay, where it has wrapped round as well."""
+    monkeypatch.setattr("mbpo.PATIENCE", 0)  # epochs of the model without improvement; test_mbpo.py trains it to the end
+    monkeypatch.setattr("mbpo.ROLLOUTS", 1000)
     call(*TINY, "--algorithm", algorithm)
     first = checkpoint(algorithm)
     call("--resume", RUN, "--total-timesteps", 215)

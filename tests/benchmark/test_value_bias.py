@@ -107,7 +107,7 @@ def test_exact_restarts(cli, toy, measure, entry, network):
 @every_script
 def test_rows_of_a_run(cli, measure):
     """One for each snapshot; the same command measures only those that have none."""
-    run = cli.train("run", *"--network simba --total-timesteps 300 --snapshot-frequency 100".split())
+    run = cli.train("run", *"--network simba --learning-starts 280 --eval-frequency 10 --snapshot-frequency 10".split())
     rows = measure(run)
     column = f"eval/best_{cli.script.CONDITION}"
     assert list(rows) == ["global_step", column, "eval/bias_mean", "eval/bias_std"]

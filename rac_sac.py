@@ -516,7 +516,7 @@ def update_temperature(actor, temperature, adam, scales, obs, condition, noise, 
     return {"alpha_loss": loss}
 
 
-# Of train.csv, as CleanRL names them
+# Columns of train.csv, behind losses/
 METRICS = ("qf_loss", "qf_values", "qf_std", "actor_loss", "alpha", "entropy", "alpha_loss")
 
 
@@ -1249,26 +1249,25 @@ class Evaluator:
         """What a worker answers; one that dies is replaced, and the new one is asked; the third death ends all workers."""
         process, connection = self.idle.pop()
         deaths = 0
-        while True:
+        while not self.ending:
             try:
                 answer = answer_of(process, connection, request)
-                died = False
             except (EOFError, OSError):
-                died = True
                 deaths += 1
-            if deaths == 3:
-                self.end_workers()
-            if self.ending:  # also by the third death of another one, or because training stops
-                guard = 'a program that calls train() needs `if __name__ == "__main__":` before it'
-                kind = TrainingError if request else UserError  # or the run has not begun
-                raise kind(f"evaluation workers die again and again; {guard}, and --eval-workers 0 does without workers")
-            if not died:
-                break
-            process, connection = self.start_worker()
-        self.idle.append((process, connection))
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+                if deaths == 3:
+                    self.end_workers()
+                elif not self.ending:
+                    process, connection = self.start_worker()
+                continue
+            if not self.ending:
+                self.idle.append((process, connection))
+                if isinstance(answer, Exception):
+                    raise answer
+                return answer
+        # Also after the third death of another one; where training stops nobody reads this
+        guard = 'a program that calls train() needs `if __name__ == "__main__":` before it'
+        kind = TrainingError if request else UserError  # without a request the run has not begun
+        raise kind(f"evaluation workers die again and again; {guard}, and --eval-workers 0 does without workers")
 
     def submit(self, row: dict, actor_state: dict) -> None:
         """Have an actor with this state evaluated; row: what the evaluation's row begins with."""
@@ -1300,6 +1299,7 @@ class Evaluator:
         self.threads.shutdown(cancel_futures=True)
         for process in self.processes:
             process.join()
+        self.end_of_lifeline.close()
         self.player.close()
 
 
@@ -1505,8 +1505,10 @@ class Policy:
         wanted = f"obs must be an observation of the shape ({self.obs_dim},), or a batch (B, {self.obs_dim})"
         try:
             obs = np.array(obs, np.float32)
-        except (TypeError, ValueError) as error:  # of a tuple (obs, info), for example
-            raise ValueError(wanted) from error
+        except (TypeError, ValueError):
+            if hasattr(obs, "shape"):  # a tensor on a GPU, for example: torch says what to do
+                raise
+            raise ValueError(wanted) from None  # a tuple (obs, info), for example
         if obs.ndim not in (1, 2) or obs.shape[-1] != self.obs_dim:
             raise ValueError(wanted)
         condition = {CONDITION: self.best} | condition  # a name that deterministic_action() does not know is a TypeError
@@ -1686,16 +1688,14 @@ def cores() -> int:
 
 def quota_of(group: Path) -> float:
     """How many cores the folder of a cgroup allows: in one file in version 2, in two in version 1."""
-    if (group / "cpu.max").exists():
-        quota, period = (group / "cpu.max").read_text().split()
-    elif (group / "cpu.cfs_quota_us").exists():
-        quota = (group / "cpu.cfs_quota_us").read_text().strip()
-        period = (group / "cpu.cfs_period_us").read_text()
-    else:
+    files = [group / "cpu.max"]
+    if not files[0].exists():
+        files = [group / "cpu.cfs_quota_us", group / "cpu.cfs_period_us"]
+    words = " ".join(file.read_text() for file in files if file.exists()).split()
+    if len(words) < 2 or not words[0].isdigit():  # no files, or a quota of "max" or -1
         return math.inf
-    if quota in ("max", "-1"):
-        return math.inf
-    return math.ceil(int(quota) / int(period))
+    quota, period = (int(word) for word in words)
+    return math.ceil(quota / period)
 
 
 def set_up_torch(args: Args) -> torch.device:

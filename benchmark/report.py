@@ -53,8 +53,6 @@ CURVES = {  # columns drawn over time: what they are, and whether single seeds a
     "eval/best_beta": ("Best beta", "."),
     "eval/best_k": ("Best k", "."),
 }
-# Arguments in which the runs of a group may differ: they tell runs apart, or do not change what is computed
-MAY_DIFFER = {*RESERVED, *HARMLESS, "torch_deterministic"}
 COLOURS = [  # Paul Tol's muted ones and black, for those who see few colours
     "#332288",
     "#CC6677",
@@ -150,7 +148,7 @@ def read_run(folder: Path) -> Run:
         about["on fresh episodes"] = ""  # the run has gone on since
         fresh = read_csv(folder / "evaluate.csv")
         for _, row in fresh[fresh[STEP] == last[STEP]].iterrows():
-            if row["best_in_training"]:
+            if row["best_in_training"] == 1:
                 about["on fresh episodes"] = with_std(row["return"], row["return_std"])
     interval = settings.get("eval_frequency")
     if interval is None:  # a run of another program: the longest that there was
@@ -188,11 +186,18 @@ def load(folders: tuple[Path, ...]) -> tuple[pd.DataFrame, pd.DataFrame, list[st
     return runs, pd.concat([run.evaluations for run in found], ignore_index=True), warnings
 
 
+def may_differ(argument: str) -> bool:
+    """Whether it tells the runs of a group apart, or does not change what is computed."""
+    return argument in (*RESERVED, "torch_deterministic") or argument.startswith(HARMLESS)
+
+
 def differences(settings: pd.DataFrame) -> list[str]:
     """Warnings: in what the runs of a group differ, and which seeds are there twice. settings: a row for each run."""
     warnings = []
     for (env_id, name), group in settings.groupby(GROUP):
-        for argument in group.columns.difference(MAY_DIFFER):
+        for argument in sorted(group.columns):
+            if may_differ(argument):
+                continue
             values = group[argument].dropna().astype(str).unique()
             if len(values) > 1:
                 warnings.append(f"warning: runs of {name} on {env_id} differ in {argument}: {', '.join(values)}\n")

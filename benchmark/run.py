@@ -119,25 +119,15 @@ EXPERIMENTS = {
     ),
 }
 ONLY_SCRIPTS = Experiment(env_ids=())  # where no experiment is asked for
-# Arguments that every run has from the grid
+# Arguments that are the grid's to set
 RESERVED = ("env_id", "seed", "exp_name", "total_timesteps", "run_root", "run_name", "cuda", "resume", "evaluate")
-# Arguments that change how a run is done, not what it learns: they are not in its name
-HARMLESS = (
-    "track",
-    "wandb_project_name",
-    "wandb_entity",
-    "compile",
-    "cudagraphs",
-    "checkpoint_seconds",
-    "snapshot_frequency",
-    "eval_workers",
-    "capture_video",
-)
+# Arguments that begin so change how a run is done, not what it learns: they are not in its name
+HARMLESS = ("track", "wandb", "compile", "cudagraphs", "checkpoint", "snapshot", "eval_workers", "capture_video")
 
 
 @dataclass
 class Options:
-    experiment: Literal[tuple(EXPERIMENTS)] | None = None  # what to run
+    experiment: Literal[(None, *EXPERIMENTS)] = None  # what to run
     scripts: tuple[Path, ...] = ()  # files with the scripts' command line, beside the experiment or alone
     seeds: int = 8  # runs of each variant in each environment
     first_seed: int = 1
@@ -259,7 +249,7 @@ def make_runs(options: Options, extra: list[str]) -> list[Run]:
         sys.exit(f"error: every run has its own {', '.join(reserved)}; what sets it is given before --, see --help.")
     suffix = ""
     for name, value in sorted(settings.items()):
-        if name not in HARMLESS:
+        if not name.startswith(HARMLESS):
             suffix += f"+{name}_{value.replace(' ', '_')}"
     if options.gpus_per_run:
         workers = options.cpus_per_run - 1
@@ -302,7 +292,7 @@ def check_arguments(run: Run) -> None:
         return
     saved = json.loads(path.read_text())["args"]
     for name, given in parse_flags(run.arguments).items():
-        may_differ = name in ("total_timesteps", "run_root", *HARMLESS)
+        may_differ = name in ("total_timesteps", "run_root") or name.startswith(HARMLESS)
         if name in saved and not may_differ and not is_same_value(saved[name], given):
             sys.exit(f"error: {run.directory} was made with {name} {saved[name]}, not {given}; choose another --run-root.")
 

@@ -74,9 +74,8 @@ class Subject:
             mean, log_std = output
             action, log_prob = self.script.squashed_gaussian(mean, log_std, torch.randn_like(mean))
             return action[0].numpy(), log_prob.item()
-        action = output
-        if explore:
-            action = action + self.args.exploration_noise * torch.randn_like(action)
+        noise = self.args.exploration_noise * torch.randn_like(output)  # always: what is drawn later depends on it
+        action = output + noise if explore else output
         return action.clamp(-1, 1)[0].numpy(), 0.0
 
     def mean_q(self, obs: np.ndarray, action: np.ndarray) -> float:

@@ -3,7 +3,6 @@
 import contextlib
 import csv
 import importlib.util
-import itertools
 import os
 import signal
 import subprocess
@@ -15,33 +14,37 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: several processes test at once, and networks are tiny
-signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it in what they start in the background
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in background jobs, and so would all runs here
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = ("rac_sac", "rac_td3", "vanilla_rac", "rac_itm")
-TINY = """--cuda False --no-compile --total-timesteps 300 --learning-starts 100 --q-lr-warmup-end 200 --batch-size 16
---hidden-dim 8 --utd 2 --num-critics 3 --buffer-size 250 --eval-frequency 100 --eval-episodes 2 --eval-workers 0""".split()
+# It learns from step 101 on, evaluates at steps 100, 110 and 120, and its replay wraps at step 105.
+TINY = """--cuda False --no-compile --total-timesteps 120 --learning-starts 100 --buffer-size 105 --eval-frequency 10
+--eval-episodes 2 --eval-workers 0 --batch-size 16 --hidden-dim 8 --utd 1 --num-critics 3 --policy-lr 0.01
+--q-lr-warmup-end 200""".split()
 if not importlib.util.find_spec("rliable"):  # of benchmark/requirements.txt
     collect_ignore_glob = ["benchmark/*"]
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGXCPU)
-needs_gpu = (pytest.mark.cuda, pytest.mark.skipif("not torch.cuda.is_available()", reason="needs a GPU"))
 every_script = pytest.mark.every_script  # a test of the command line, for each script in turn
+of_the_four = pytest.mark.of_the_four  # a test that knows values, flags or functions of these scripts
+
 
 # A fork in place of the scripts ---
-# They know values, flags or functions of these scripts
-OF_THE_FOUR = """test_targets_by_hand test_simba test_statistics test_statistics_in_files test_defaults test_ablations_and_redq
-test_wrong_calls test_actions_within_their_bounds test_a_program_without_a_guard test_a_return_that_is_no_number""".split()
+def can_take_a_fork(item) -> bool:
+    """Whether a test has a script, and any script can be it."""
+    if not {"cli", "script"} & {*item.fixturenames}:
+        return False
+    return not {"of_the_four", "benchmark"} & {*item.keywords}
 
 
 def pytest_collection_modifyitems(config, items):
     """With --script only tests that any script can take."""
     if config.getoption("--script"):
-        taken = [item for item in items if {"cli", "script"} & {*item.fixturenames} and item.originalname not in OF_THE_FOUR]
-        taken = [item for item in taken if "benchmark" not in item.keywords]
+        taken = [item for item in items if can_take_a_fork(item)]
         config.hook.pytest_deselected(items=[item for item in items if item not in taken])
         items[:] = taken
 
 
-def scripts(config) -> list[Path]:
+def script_paths(config) -> list[Path]:
     given = config.getoption("--script")
     return [given.resolve()] if given else [ROOT / f"{name}.py" for name in SCRIPTS]
 
@@ -49,6 +52,11 @@ def scripts(config) -> list[Path]:
 def with_network(network: str | None) -> list[str]:
     """Arguments of a run with these networks."""
     return ["--network", network] if network else []
+
+
+def known_arguments(script, wanted: dict) -> dict:
+    """Without those that a script does not have."""
+    return {name: value for name, value in wanted.items() if hasattr(script.Args, name)}
 
 
 def load_script(path: Path):
@@ -63,13 +71,15 @@ def load_script(path: Path):
 
 
 def pytest_generate_tests(metafunc):
-    """The argument `script` of a test: each of the four scripts as a module, or that of --script; `cli` likewise.
+    """The argument `script` of a test: each of the four scripts as a module, or that of --script.
 
+    `cli`, where a test is marked with every_script: the command line of each.
     `network`: each value that the argument of this name can have, or None where a fork has no such argument.
     """
-    paths = scripts(metafunc.config)
+    paths = script_paths(metafunc.config)
     if "network" in metafunc.fixturenames:
-        networks = typing.get_args(typing.get_type_hints(load_script(paths[0]).Args).get("network"))
+        hints = typing.get_type_hints(load_script(paths[0]).Args)
+        networks = typing.get_args(hints.get("network"))
         metafunc.parametrize("network", networks or [None])
     names = [path.stem for path in paths]
     if "script" in metafunc.fixturenames:
@@ -92,17 +102,17 @@ def settings_of_torch():
 
 
 # Command lines ---
-def environment(**changes: str) -> dict[str, str]:
+def child_environ(**changes: str) -> dict[str, str]:
     """Variables of a child process: no GPU, no display, no Weights & Biases; toy environments can be imported."""
-    hidden = ("WANDB_API_KEY", "WANDB_MODE", "DISPLAY", "MUJOCO_GL", "RAY_ADDRESS")
+    hidden = ("WANDB_API_KEY", "WANDB_MODE", "DISPLAY", "MUJOCO_GL", "RAY_ADDRESS", "GOMP_SPINCOUNT")
     kept = {name: value for name, value in os.environ.items() if name not in hidden}
     path = os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
     return {**kept, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "120", **changes}
 
 
 @contextlib.contextmanager
-def handlers_of_signals():
-    """What a program sets in this process is put back."""
+def signal_handlers_put_back():
+    """Those that a program sets in this process."""
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     try:
         yield
@@ -123,64 +133,63 @@ class CommandLine:
 
     def fork(self, old: str, new: str) -> "CommandLine":
         """That of a copy with another text in place of `old`."""
+        source = self.path.read_text()
+        assert old in source
         path = self.folder.parent / "fork.py"
-        path.write_text(self.path.read_text().replace(old, new))
+        path.write_text(source.replace(old, new))
         return CommandLine(path, self.folder, self.monkeypatch, self.capsys)
 
     def call(self, *arguments, code: int = 0) -> tuple[str, str]:
-        """By main(), in this process, which saves the seconds in which a process imports torch: stdout, stderr."""
+        """By main() in this process, for another one would import torch for seconds. Returns stdout, stderr."""
         self.capsys.readouterr()
-        with self.monkeypatch.context() as patch, handlers_of_signals():
+        with self.monkeypatch.context() as patch, signal_handlers_put_back():
             patch.chdir(self.folder)
             patch.setattr(sys, "argv", [str(self.path), *map(str, arguments)])
             try:
-                ended = self.script.main()
+                exit_code = self.script.main()
             except SystemExit as error:  # of the parser of the command line
-                ended = error.code
+                exit_code = error.code
         out, err = self.capsys.readouterr()
-        assert ended == code, f"exit code {ended}\n{out}\n{err}"
+        assert exit_code == code, f"exit code {exit_code}\n{out}\n{err}"
         return out, err
 
-    def train(self, name: str, *arguments, env_id: str = "Hopper-v4") -> Path:
+    def tiny_run(self, name: str, *arguments, env_id: str = "toy_envs:Point-v0") -> list:
+        """The arguments of a tiny run, for call() or start()."""
+        return [*self.tiny, "--env-id", env_id, "--run-name", name, *arguments]
+
+    def train(self, name: str, *arguments, env_id: str = "toy_envs:Point-v0") -> Path:
         """The directory of a tiny run in this process."""
-        self.call(*self.tiny, "--env-id", env_id, "--run-name", name, *arguments)
+        self.call(*self.tiny_run(name, *arguments, env_id=env_id))
         return self.folder / "runs" / name
 
-    def start(self, *arguments, **options) -> subprocess.Popen:
-        """In a process of its own."""
-        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment(), **options}
-        command = [sys.executable, str(self.path), *map(str, arguments)]
+    def start(self, *arguments, program: Path | None = None, **options) -> subprocess.Popen:
+        """The script, or a program, in a process of its own."""
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": child_environ(), **options}
+        command = [sys.executable, str(program or self.path), *map(str, arguments)]
         return subprocess.Popen(command, cwd=self.folder, stdin=subprocess.DEVNULL, **options)
+
+    def start_program(self, text: str) -> subprocess.Popen:
+        """A program of this text, which can import the script and the toy environments."""
+        program = self.folder / "program.py"
+        program.write_text(text)
+        path = os.pathsep.join([str(self.path.parent), str(ROOT / "tests")])
+        return self.start(program=program, env=child_environ(PYTHONPATH=path))
 
 
 @pytest.fixture
 def cli(request, tmp_path, monkeypatch, capsys) -> CommandLine:
-    """The command line of rac_sac.py or of --script, of each script in turn where a test is marked with every_script."""
+    """The command line of rac_sac.py or of --script, of each script in turn where a test is marked with every_script.
+
+    Weights & Biases is offline.
+    """
     monkeypatch.setenv("WANDB_MODE", "offline")
     folder = tmp_path / "work"
     folder.mkdir()
-    path = getattr(request, "param", scripts(request.config)[0])
-    return CommandLine(ROOT / path, folder, monkeypatch, capsys)
+    path = getattr(request, "param", script_paths(request.config)[0])
+    return CommandLine(ROOT / path, folder, monkeypatch, capsys)  # where a path is absolute, that is all of it
 
 
-NUMBERS = itertools.count()  # no id twice
-
-
-@pytest.fixture
-def toy(monkeypatch):
-    """toy(entry, **options): registers an environment for runs in this process and returns its id."""
-    import gymnasium
-
-    def register(entry, max_episode_steps: int | None = 50, **options) -> str:
-        env_id = f"Toy{next(NUMBERS)}-v0"
-        spec = gymnasium.envs.registration.EnvSpec(env_id, entry_point=entry, max_episode_steps=max_episode_steps, kwargs=options)
-        monkeypatch.setitem(gymnasium.registry, env_id, spec)
-        return env_id
-
-    return register
-
-
-# Files and waiting ---
+# Files, processes and waiting ---
 def read_rows(path: Path) -> list[dict[str, str]]:
     """The rows of a CSV file by column."""
     with open(path, newline="") as file:
@@ -189,13 +198,31 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 def last_step(path: Path) -> int:
     """The step of the last whole row of a train.csv or eval.csv, 0 before there is one."""
-    lines = path.read_text().split("\n")[1:-1] if path.exists() else []
+    if not path.exists():
+        return 0
+    lines = path.read_text().split("\n")[1:-1]
     return int(lines[-1].split(",")[0]) if lines else 0
 
 
 def without_wall_clock(path: Path) -> list[dict[str, str]]:
     """The rows of a CSV file without the columns that hold times."""
     return [{k: v for k, v in row.items() if k not in ("charts/wall_seconds", "charts/SPS")} for row in read_rows(path)]
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there, and no zombie."""
+    status = Path(f"/proc/{pid}/status")
+    return status.exists() and "State:\tZ" not in status.read_text()
+
+
+def processes_made(folder: Path) -> list[int]:
+    """The processes that a test's environments have made."""
+    return [int(path.name) for path in Path(folder, "pids").iterdir()]
+
+
+def processes_running(folder: Path) -> list[int]:
+    """Those of them that still run."""
+    return [pid for pid in processes_made(folder) if is_running(pid)]
 
 
 def wait_until(condition, seconds: float = 240.0):

@@ -1,26 +1,25 @@
 """Compiled updates: those of eager PyTorch, reproducible, resumable; and runs that go on where compiling fails."""
 
 import re
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from conftest import environment, every_script
-from test_resume import BRIEF, assert_same_run, brief, call, stop, whole
+from conftest import child_environ, every_script, known_arguments
+from tiny_runs import assert_same_run, stopped_run, whole_run
 from torch.utils._python_dispatch import TorchDispatchMode
 
 OBS, ACTIONS, ROWS = 5, 2, 60
 
 
-def make_learner(script, device: str, **arguments):
+def warm_learner(script, device: str, **arguments):
     """A small learner that is warmed up, with a full replay and rates that change over its steps.
 
     Arguments that a script does not have are left out.
     """
     sizes = {"batch_size": 32, "hidden_dim": 16, "utd": 3, "num_critics": 4, "buffer_size": ROWS, "learning_starts": 0}
     rates = {"q_lr_init": 3e-5, "q_lr_warmup_end": 100}
-    known = {name: value for name, value in (sizes | rates | arguments).items() if hasattr(script.Args, name)}
+    known = known_arguments(script, sizes | rates | arguments)
     args = script.completed(script.Args(**known), script.Env("toy_envs:Point-v0"))
     learner = script.Learner(args, OBS, ACTIONS, torch.device(device))
     learner.agent.eval()  # for a fork with dropout
@@ -35,14 +34,14 @@ def make_learner(script, device: str, **arguments):
 
 def assert_alike(learner, wanted, error: float) -> None:
     """All that training changes: each part to a relative error, Adam's counts exactly."""
-    state, wanted = (each.state()["agent"] for each in (learner, wanted))
-    assert state.keys() == wanted.keys()
-    for name, tensor in wanted.items():
-        difference = (state[name].double() - tensor.double()).norm()
-        assert difference <= (0 if name.endswith("count") else error) * tensor.double().norm(), name
+    got, expected = learner.state()["agent"], wanted.state()["agent"]
+    assert got.keys() == expected.keys()
+    for name, tensor in expected.items():
+        allowed = 0 if name.endswith("count") else error * tensor.double().norm()
+        assert (got[name].double() - tensor.double()).norm() <= allowed, name
 
 
-def check_fast_way(script, fast, eager, steps: int) -> None:
+def assert_learns_alike(fast, eager, steps: int) -> None:
     """Nothing is left of the warm-up; after a step gradients, as Adam keeps them, and metrics are alike, then parameters too.
 
     Between the steps an observation moves the statistics, where the networks have some: it is far from all before.
@@ -56,77 +55,83 @@ def check_fast_way(script, fast, eager, steps: int) -> None:
         if step == 1:
             assert_alike(fast, eager, 1e-5)
     assert_alike(fast, eager, 1e-3)
-    counts = {name: int(adam.count) for name, adam in fast.agent.adam.items()}
-    assert counts == {name: steps * (3 if name == "critic" else 1) for name in counts}
+    for name, adam in fast.agent.adam.items():
+        updates = fast.args.utd if name == "critic" else 1
+        assert int(adam.count) == steps * updates, name
 
 
 @pytest.mark.slow
 def test_compiled_is_eager(script, network):
-    learners = [make_learner(script, "cpu", network=network, compile=compile) for compile in (True, False)]
-    check_fast_way(script, *learners, steps=20)
+    compiled = warm_learner(script, "cpu", network=network, compile=True)
+    eager = warm_learner(script, "cpu", network=network, compile=False)
+    assert_learns_alike(compiled, eager, steps=20)
 
 
 @pytest.mark.slow
 @every_script
 def test_a_compiled_run_resumes_exactly(cli):
     """And is the same twice."""
-    undisturbed = brief(cli, "whole", "--compile")
-    stop(cli, "cut", 115, "--compile")
-    _, err = cli.call("--resume", "runs/cut")
+    undisturbed = cli.train("whole", "--compile")
+    run_dir, _ = stopped_run(cli, "cut", 115, "--compile")
+    _, err = cli.call("--resume", run_dir)
     assert "do not work here" not in err
-    assert_same_run(undisturbed, cli.folder / "runs/cut")
+    assert_same_run(undisturbed, run_dir)
 
 
 @pytest.mark.slow
 def test_a_broken_compiler(cli):
     """And nothing that was compiled before."""
-    without = environment(CXX="/bin/false", TORCHINDUCTOR_CACHE_DIR=str(cli.folder / "empty"))
-    arguments = (*cli.tiny, *BRIEF, "--env-id", "toy_envs:Point-v0", "--run-name", "fails", "--compile")
-    process = cli.start(*arguments, env=without)
+    no_compiler = child_environ(CXX="/bin/false", TORCHINDUCTOR_CACHE_DIR=str(cli.folder / "empty"))
+    process = cli.start(*cli.tiny_run("fails", "--compile"), env=no_compiler)
     _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     assert "the run goes on with --no-compile, slower: " in err
-    assert_same_run(whole(cli), cli.folder / "runs/fails")
+    assert_same_run(whole_run(cli), cli.folder / "runs/fails")
 
 
 @pytest.mark.slow
 def test_a_graph_break(cli):
     """In a fork, half way: before the first step one line has the reason and the line of the script; the run is as without."""
     fork = cli.fork("    torch._foreach_lerp_(first", "    print(scales)\n    torch._foreach_lerp_(first")
-    _, err = call(fork, "fails", "--compile")
+    _, err = fork.call(*fork.tiny_run("fails", "--compile"))
     number = fork.path.read_text().splitlines().index("    print(scales)") + 1
     reason = rf"slower: .*builtin operator `print`.* \.\.\. at line {number}, in adam_step print\(scales\)"
     assert re.search(rf"^updates with --compile do not work here, .*, {reason}\nrun directory", err, re.M)
-    assert_same_run(brief(fork, "eager"), cli.folder / "runs/fails")
+    assert_same_run(fork.train("eager"), cli.folder / "runs/fails")
 
 
 @pytest.mark.parametrize("fails, left_out", [("cudagraphs", ["cudagraphs"]), ("compile", ["cudagraphs", "compile"])])
 def test_a_gpu_where_something_fails(cli, fails, left_out):
     """It is tried without CUDA graphs first, then without compiling; a line each says what is left out."""
 
-    def learner(args, *_):
-        assert not getattr(args, fails)
-        return SimpleNamespace(warm_up=lambda: args)
+    class Learner:
+        def __init__(self, args, *_):
+            self.args = args
 
-    cli.monkeypatch.setattr(cli.script, "Learner", learner)
-    args = cli.script.make_learner(cli.script.Args(), cli.script.Env("Hopper-v4"), torch.device("cuda"))
-    assert args.compile == ("compile" not in left_out)
+        def warm_up(self):
+            if getattr(self.args, fails):
+                raise RuntimeError(f"no {fails} here")
+            return self
+
+    cli.monkeypatch.setattr(cli.script, "Learner", Learner)
+    learner = cli.script.make_learner(cli.script.Args(), cli.script.Env("Hopper-v4"), torch.device("cuda"))
+    assert learner.args.compile == ("compile" not in left_out)
     assert re.findall(r"do not work here, .* with --no-(\w+), slower: ", cli.capsys.readouterr().err) == left_out
 
 
-@pytest.mark.parametrize("way", ["--compile", "--no-compile"])
-def test_an_exception_of_the_algorithm(cli, way):
+@pytest.mark.parametrize("way, times", [("--compile", 2), ("--no-compile", 1)])
+def test_an_exception_of_the_algorithm(cli, way, times):
     """Is raised, and not told as a compiler's; where nothing is compiled, at once."""
     calls = []
 
-    def wrong(*_):
-        calls.append(1)
+    def wrong(*arguments):
+        calls.append(arguments)
         raise ZeroDivisionError("mine")
 
     cli.monkeypatch.setattr(cli.script.Agent, "draw", wrong)
     with pytest.raises(ZeroDivisionError, match="mine"):
-        call(cli, "run", way)
-    assert len(calls) == 1 + (way == "--compile")
+        cli.train("run", way)
+    assert len(calls) == times
     assert "do not work here" not in cli.capsys.readouterr().err
 
 
@@ -140,7 +145,7 @@ def test_a_step_reads_nothing_back(script, network):
                 assert tensor is None or tensor.device.type == "meta", function
             return made
 
-    agent = make_learner(script, "cpu", network=network, compile=False).agent.to("meta")
+    agent = warm_learner(script, "cpu", network=network, compile=False).agent.to("meta")
     replay = torch.empty(ROWS, 2 * OBS + ACTIONS + 2, device="meta")
     stored, q_lr = torch.zeros((), dtype=torch.float64, device="meta"), torch.zeros((), device="meta")
     with torch.no_grad(), OnlyOnMeta():

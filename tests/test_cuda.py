@@ -5,11 +5,15 @@ import re
 
 import pytest
 import torch
-from conftest import every_script, needs_gpu, read_rows
-from test_compiled import check_fast_way, make_learner
-from test_resume import assert_same_run, brief, call, checkpoint_of, stop
+from conftest import every_script, read_rows
+from test_compiled import assert_learns_alike, warm_learner
+from tiny_runs import assert_same_run, checkpoint_of, stopped_run
 
-pytestmark = [*needs_gpu, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif("not torch.cuda.is_available()", reason="needs a GPU"),
+    pytest.mark.slow,
+]
 WAYS = {
     "compile": {"compile": True, "cudagraphs": False},
     "cudagraphs": {"compile": False, "cudagraphs": True},
@@ -22,15 +26,16 @@ WAYS = {
 def test_compiled_and_captured_are_eager(script, way):
     """On the same noise and transitions, over 50 steps with a learning rate and statistics that a graph must see change."""
     script.set_up_torch(script.Args(cuda=True))  # deterministic kernels, as in a run
-    eager = make_learner(script, "cuda", **WAYS[way] | {"compile": False, "cudagraphs": False})
-    check_fast_way(script, make_learner(script, "cuda", **WAYS[way]), eager, steps=50)
+    options = WAYS[way]
+    eager_options = options | {"compile": False, "cudagraphs": False}
+    eager = warm_learner(script, "cuda", **eager_options)
+    assert_learns_alike(warm_learner(script, "cuda", **options), eager, steps=50)
 
 
 @every_script
 def test_stopped_resumed_and_evaluated(cli):
     """SIGTERM among the updates; a resumed run ends, and its policy plays the same where no GPU is seen."""
-    stop(cli, "run", 115, "--compile", "--cuda", "True")
-    run_dir = cli.folder / "runs/run"
+    run_dir, _ = stopped_run(cli, "run", 115, "--compile", "--cuda", "True")
     assert checkpoint_of(run_dir)["device"] == "cuda"
     _, err = cli.call("--resume", run_dir)
     assert "do not work here" not in err
@@ -39,17 +44,20 @@ def test_stopped_resumed_and_evaluated(cli):
     assert [row["global_step"] for row in read_rows(run_dir / "eval.csv")] == "100 110 120".split()
     losses = [float(cell) for name, cell in read_rows(run_dir / "train.csv")[-1].items() if name.startswith("losses/")]
     assert all(math.isfinite(loss) and loss != 0 for loss in losses)
+
+    # Where there is no GPU
     policy = torch.load(run_dir / "policy.pt", weights_only=True)
     assert {tensor.device.type for tensor in policy["actor"].values()} == {"cpu"}
     with_gpu, _ = cli.call("--evaluate", run_dir)
     process = cli.start("--evaluate", run_dir)
-    assert process.communicate(timeout=300)[0] == with_gpu
+    without_gpu, _ = process.communicate(timeout=300)
+    assert without_gpu == with_gpu
     assert with_gpu.startswith(cli.script.CONDITION)
 
 
 def test_a_capture_that_fails(cli):
     """What waits for the device cannot be captured: one line, and the run goes on compiled, equal to --no-cudagraphs."""
-    whole = brief(cli, "whole", "--cuda", "True", "--compile", "--no-cudagraphs")
+    not_captured = cli.train("whole", "--cuda", "True", "--compile", "--no-cudagraphs")
     draw = cli.script.Agent.draw
 
     def waits(*arguments):
@@ -57,6 +65,6 @@ def test_a_capture_that_fails(cli):
         return draw(*arguments)
 
     cli.monkeypatch.setattr(cli.script.Agent, "draw", waits)
-    _, err = call(cli, "fails", "--cuda", "True", "--compile")
+    _, err = cli.call(*cli.tiny_run("fails", "--cuda", "True", "--compile"))
     assert re.findall("do not work here, .* with --no-(.*), slower: .* capturing", err) == ["cudagraphs"]
-    assert_same_run(whole, cli.folder / "runs/fails")
+    assert_same_run(not_captured, cli.folder / "runs/fails")

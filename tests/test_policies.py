@@ -9,18 +9,16 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, every_script, read_rows, with_network
-from test_resume import brief, checkpoint_of, whole
+from conftest import ROOT, every_script, of_the_four, read_rows, with_network
+from tiny_runs import checkpoint_of, whole_run
+from toy_envs import EVALUATION, FRESH_EPISODES, first_seed
 
 import rac_sac
 
-# The first seeds of evaluations and of fresh episodes in a run of seed 1
-EVALUATION, FRESH = (int(np.random.SeedSequence([1, purpose]).generate_state(1)[0] >> 2) for purpose in (0, 1))
 
-
-def play(act, env_id: str, seeds) -> list[tuple[float, float]]:
-    """Return, and how far it has come where the environment says so, of an episode from each seed; act: obs -> action."""
-    episodes = []
+def play(act, env_id: str, seeds) -> tuple[list[float], list[float]]:
+    """Returns of an episode from each seed, and how far each has come where the environment says so; act: obs -> action."""
+    returns, positions = [], []
     env = gym.make(env_id)
     for seed in seeds:
         total, over = 0.0, False
@@ -29,22 +27,25 @@ def play(act, env_id: str, seeds) -> list[tuple[float, float]]:
             obs, reward, terminated, truncated, info = env.step(act(obs))
             total += reward
             over = terminated or truncated
-        episodes.append((total, info.get("x_position", 0.0)))
-    return episodes
+        returns.append(total)
+        positions.append(info.get("x_position", 0.0))
+    return returns, positions
 
 
 # --evaluate ---
 @every_script
 def test_evaluate(cli):
     """What members of the family return on fresh episodes, printed and written; the one that was best in training is marked."""
-    run_dir = whole(cli)
+    run_dir = whole_run(cli)
     policy = cli.script.load_policy(run_dir)
     name = cli.script.CONDITION
+    seed = first_seed(FRESH_EPISODES)
     lines, rows = [], []
     for value in cli.script.eval_conditions(policy.args):
-        episodes = play(partial(policy, **{name: value}), "toy_envs:Point-v0", range(FRESH, FRESH + 3))
-        mean, std = np.mean(episodes, 0)[0], np.std(episodes, 0)[0]
-        lines.append(f"{name} {value:.4f}: {mean:.1f} +- {std:.1f}{'  best in training' * (value == policy.best)}")
+        returns, _ = play(partial(policy, **{name: value}), "toy_envs:Point-v0", range(seed, seed + 3))
+        mean, std = np.mean(returns), np.std(returns)
+        mark = "  best in training" if value == policy.best else ""
+        lines.append(f"{name} {value:.4f}: {mean:.1f} +- {std:.1f}{mark}")
         rows.append((120, value, mean, std, value == policy.best))
     out, _ = cli.call("--evaluate", run_dir, "--eval-episodes", "3")
     assert out.splitlines() == lines
@@ -56,17 +57,18 @@ def test_evaluate(cli):
 
 def test_a_policy_file_is_evaluated(cli):
     """It need not lie in a run directory; nothing is written beside it."""
-    run_dir = whole(cli)
+    run_dir = whole_run(cli)
     last, _ = cli.call("--evaluate", run_dir)
     shutil.move(run_dir / "policy.pt", cli.folder / "handed_on.pt")
     shutil.rmtree(cli.folder / "runs")
-    assert cli.call("--evaluate", "handed_on.pt")[0] == last
+    handed_on, _ = cli.call("--evaluate", "handed_on.pt")
+    assert handed_on == last
     assert [path.name for path in cli.folder.iterdir()] == ["handed_on.pt"]
 
 
 def test_evaluate_where_nothing_can_be_written(cli):
     """The table is printed, and what cannot be written is said. A directory in the file's way stands for a read-only disk."""
-    run_dir = whole(cli)
+    run_dir = whole_run(cli)
     (run_dir / "evaluate.csv.tmp").mkdir()
     out, err = cli.call("--evaluate", run_dir, code=1)
     assert out.count("best in training") == 1
@@ -75,7 +77,7 @@ def test_evaluate_where_nothing_can_be_written(cli):
 
 # load_policy ---
 def untrained(cli) -> Path:
-    return brief(cli, "run", "--total-timesteps", "1", env_id="toy_envs:Matrix-v0")
+    return cli.train("run", "--total-timesteps", "1", env_id="toy_envs:Matrix-v0")
 
 
 @every_script
@@ -86,16 +88,17 @@ def test_actions(cli):
     space = gym.make("toy_envs:Matrix-v0").action_space
     obs = np.random.default_rng(0).normal(size=(6, 2)) * np.logspace(-1, 6, 6)[:, None]
     actions = policy(obs)
-    assert (actions.shape, policy(obs[:0]).shape) == ((6, *space.shape), (0, *space.shape))
+    assert actions.shape == (6, *space.shape)
+    assert policy(obs[:0]).shape == (0, *space.shape)
     assert all(space.contains(action) for action in [*actions, policy(obs[0])])
     np.testing.assert_allclose(policy(obs, **{name: policy.best}), actions)
     low, high = (policy(obs, **{name: value}) for value in (1.1, 1.9))
     assert np.allclose(low, high, rtol=1e-4) == (cli.script.CONDITION_DIM == 0)
+    expected = low.copy()
+    expected[1::2] = high[1::2]
     mixed = policy(obs, **{name: [1.1, 1.9, 1.1, 1.9, 1.1, 1.9]})
-    np.testing.assert_allclose(mixed, np.where(np.arange(6)[:, None, None] % 2, high, low), rtol=1e-4)
+    np.testing.assert_allclose(mixed, expected, rtol=1e-4)
     np.testing.assert_allclose(policy(obs[3], **{name: 1.9}), high[3], rtol=1e-4)
-    with pytest.raises(TypeError, match="betta"):
-        policy(obs, betta=0.1)
 
 
 @every_script
@@ -103,7 +106,10 @@ def test_what_a_policy_does_not_take(cli):
     """Is told, with what it takes."""
     policy = cli.script.load_policy(untrained(cli))
     name, obs = cli.script.CONDITION, np.ones((2, 2))
-    for wrong in (0, -0.1, np.nan, [0.5, 0], [-1, 0.5]) if cli.script.CONDITION_DIM else ():
+    with pytest.raises(TypeError, match="betta"):
+        policy(obs, betta=0.1)
+    wrong_conditions = (0, -0.1, np.nan, [0.5, 0], [-1, 0.5]) if cli.script.CONDITION_DIM else ()
+    for wrong in wrong_conditions:
         with pytest.raises(ValueError, match=rf"{name} is .*; it must be (above 0 and finite|at least 1)\."):
             policy(obs, **{name: wrong})
     for wrong in ((obs[0], {}), np.ones(3), np.ones((2, 1)), np.ones((1, 2, 2)), 1.0, "obs"):
@@ -131,39 +137,52 @@ def test_a_strangers_file_runs_no_code(cli):
     assert not (cli.folder / "evil").exists()
 
 
+def assert_statistics(state: dict, observed) -> None:
+    """All statistics in a state, but Adam's, are those of these observations."""
+    for end, expected in ((".mean", observed.mean(0)), (".var", observed.var(0))):
+        names = [name for name in state if name.endswith(end) and not name.startswith("adam")]
+        assert names
+        for name in names:
+            np.testing.assert_allclose(state[name], expected, rtol=1e-9)
+
+
+@of_the_four
 @every_script
 def test_statistics_in_files(cli):
     """Of --network simba: of all that training had observed by then, and nothing else; so a policy acts as the run's did."""
-    run_dir = brief(cli, "run", *"--network simba --buffer-size 120 --snapshot-frequency 10".split())
+    run_dir = cli.train("run", *"--network simba --buffer-size 120 --snapshot-frequency 10".split())
     observed = checkpoint_of(run_dir)["replay"][:, :2].double().numpy()
     cli.call("--evaluate", run_dir)
+    assert_statistics(checkpoint_of(run_dir)["learner"]["agent"], observed)
+    for name in ("policy.pt", "best_policy.pt"):
+        content = torch.load(run_dir / name, weights_only=True)
+        assert_statistics(content["actor"], observed[: content["evaluation"]["global_step"]])
+    for step in (100, 110, 120):
+        snapshot = torch.load(run_dir / f"snapshots/step-{step}.pt", weights_only=True)
+        assert_statistics(snapshot["actor"], observed[:step])
+        assert_statistics(snapshot["critic"], observed[:step])
+
     policy = cli.script.load_policy(run_dir)
-    episodes = play(policy, "toy_envs:Point-v0", range(EVALUATION, EVALUATION + 2))
-    assert np.mean(episodes, 0)[0] == pytest.approx(float(read_rows(run_dir / "eval.csv")[-1]["eval/best_return"]), rel=1e-4)
-    states = [(120, policy.actor.state_dict()), (120, checkpoint_of(run_dir)["learner"]["agent"])]
-    for path in [*run_dir.glob("*policy.pt"), *run_dir.glob("snapshots/*.pt")]:
-        content = torch.load(path, weights_only=True)
-        step = content["evaluation"]["global_step"]
-        states += [(step, content[network]) for network in ("actor", "critic") if network in content]
-    assert len(states) == 10
-    for step, state in states:
-        for end, expected in ((".mean", observed[:step].mean(0)), (".var", observed[:step].var(0))):
-            statistics = [tensor for name, tensor in state.items() if name.endswith(end) and not name.startswith("adam")]
-            assert statistics
-            for statistic in statistics:
-                np.testing.assert_allclose(statistic, expected, rtol=1e-9)
+    assert_statistics(policy.actor.state_dict(), observed)
+    seed = first_seed(EVALUATION)
+    returns, _ = play(policy, "toy_envs:Point-v0", range(seed, seed + 2))
+    last = read_rows(run_dir / "eval.csv")[-1]
+    assert np.mean(returns) == pytest.approx(float(last["eval/best_return"]), rel=1e-4)
 
 
 @pytest.mark.slow
 @every_script
 def test_export(cli, network):
     """As docs/details.md has it, with its dynamic number of rows."""
-    run_dir = whole(cli, *with_network(network))
+    run_dir = whole_run(cli, *with_network(network))
     text = (ROOT / "docs/details.md").read_text()
     (code,) = re.findall(r"^```python\n(.*?export.*?)^```", text, re.M | re.S)
+    for placeholder, value in (("runs/NAME", str(run_dir)), ("OBS_DIM", "2"), ("rac_sac", cli.name)):
+        assert placeholder in code
+        code = code.replace(placeholder, value)
     scope = {}
     cli.monkeypatch.chdir(cli.folder)
-    exec(code.replace("runs/NAME", str(run_dir)).replace("OBS_DIM", "2").replace("rac_sac", cli.name), scope)
+    exec(code, scope)
     policy, obs = scope["policy"], torch.randn(7, 2)
     condition = cli.script.played_condition(policy.best, 7)
     exported = torch.export.load("actor.pt2").module()
@@ -183,7 +202,7 @@ def test_a_video_that_cannot_be_recorded(cli):
 def test_videos(cli):
     """An episode of the best policy at the end of training, and one with --evaluate."""
     videos = cli.folder / "runs/run/videos"
-    training = (*cli.tiny, "--env-id", "Hopper-v4", "--run-name", "run")
+    training = cli.tiny_run("run", env_id="Hopper-v4")
     for arguments in (training, ("--evaluate", "runs/run/best_policy.pt")):
         process = cli.start(*arguments, "--capture-video")
         _, err = process.communicate(timeout=300)
@@ -206,7 +225,9 @@ def table() -> dict[str, list[float]]:
 
 
 def test_every_policy_is_in_the_table():
-    assert table().keys() == {path.stem for path in FOLDER.glob("*.pt")} != set()
+    policies = {path.stem for path in FOLDER.glob("*.pt")}
+    assert policies
+    assert table().keys() == policies
 
 
 @pytest.mark.parametrize("env_id", table())
@@ -218,6 +239,6 @@ def test_a_policy_does_what_its_row_states(env_id):
     step, beta, score, _, distance, _ = table()[env_id]
     policy = rac_sac.load_policy(FOLDER / f"{env_id}.pt")
     assert (policy.step, round(policy.best, 2)) == (step, beta)
-    played, position = np.mean(play(policy, env_id, (101, 102, 103)), 0)
-    assert played > 0.6 * score
-    assert position > 0.5 * distance > 0
+    returns, positions = play(policy, env_id, (101, 102, 103))
+    assert np.mean(returns) > 0.6 * score
+    assert np.mean(positions) > 0.5 * distance > 0

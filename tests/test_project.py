@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, SCRIPTS
+from conftest import ROOT, SCRIPTS, of_the_four
 
 
 def pins(text: str) -> set[str]:
@@ -32,20 +32,16 @@ def test_readme_has_the_two_commands():
 
 
 def test_every_argument_is_used(script):
-    """By its name as an attribute of arguments (args, asked or saved ones)."""
-    used = re.findall(r"\b(?:args|asked|saved)\.(\w+)", Path(script.__file__).read_text())
+    """Somewhere, as args.NAME."""
+    used = re.findall(r"\bargs\.(\w+)", Path(script.__file__).read_text())
     assert vars(script.Args()).keys() <= {*used}
 
 
 @pytest.mark.slow
-def test_a_fork_is_tested(tmp_path):
+@of_the_four
+def test_a_fork_is_tested(cli):
     """By --script: one that cannot train fails every test of resuming."""
-    fork = tmp_path / "my_rac.py"
-    fork.write_text(
-        (ROOT / "rac_sac.py")
-        .read_text()
-        .replace("    device = torch.device(", "    raise KeyError('mine')\n    device = torch.device(")
-    )
-    command = [sys.executable, "-m", "pytest", "-n", "0", "tests/test_resume.py", "--script", fork]
+    fork = cli.fork("    device = torch.device(", "    raise KeyError('mine')\n    device = torch.device(")
+    command = [sys.executable, "-m", "pytest", "-n", "0", "tests/test_resume.py", "--script", fork.path]
     out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
     assert re.search(r"^=+ \d\d failed, \d+ deselected in .*s =+$", out, re.M), out

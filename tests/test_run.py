@@ -2,27 +2,27 @@
 
 import io
 import json
-import os
 import re
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, environment, every_script, read_rows, wait_until
-from test_resume import BRIEF, assert_same_run, brief, call, checkpoint_of, held, whole
-from toy_envs import LENGTH, Point
+from conftest import every_script, of_the_four, read_rows, wait_until
+from tiny_runs import assert_same_run, checkpoint_of, held_run, whole_run
+from toy_envs import EPISODE_LENGTH, EVALUATION, Point, first_seed
 
 
 # What it shows ---
 def test_the_bar_and_the_last_line(cli):
     """Speed, time left and the last evaluation; the speed is that of learning, before which this environment is slow."""
-    cli.monkeypatch.setattr(Point, "events", {step: lambda: time.sleep(0.1) for step in range(1, 21)})
-    out, err = call(cli, "run")
+    cli.monkeypatch.setattr(Point, "events", {1: partial(time.sleep, 2)})
+    out, err = cli.call(*cli.tiny_run("run"))
     last = read_rows(cli.folder / "runs/run/eval.csv")[-1]
     value = float(last["eval/best_return"])
     bar = re.search(rf"120/120 \[00:00 left, +([\d.]+)step/s, return {value:.0f} at ", err)  # the rest is cut at 80 columns
@@ -39,7 +39,7 @@ def test_a_bar_that_cannot_be_written(cli):
 
     for name, stderr in (("none", None), ("gone", Gone())):
         cli.monkeypatch.setattr(sys, "stderr", stderr)
-        brief(cli, name, "--total-timesteps", "101")
+        cli.train(name, "--total-timesteps", "101")
 
 
 # What it leaves ---
@@ -47,10 +47,19 @@ def test_a_bar_that_cannot_be_written(cli):
 def test_files(cli):
     """The default name, and what lies under it."""
     cli.monkeypatch.setattr(time, "time", lambda: 1_700_000_000)
-    cli.call(*cli.tiny, *BRIEF, "--env-id", "toy_envs:Point-v0", "--snapshot-frequency", "10")
+    cli.call(*cli.tiny, "--env-id", "toy_envs:Point-v0", "--snapshot-frequency", "10")
     run_dir = cli.folder / f"runs/toy_envs_Point-v0__{cli.name}__1__1700000000"
-    files = f"config.json {cli.name}.py eval.csv train.csv checkpoint.pt policy.pt best_policy.pt snapshots".split()
-    assert {path.name for path in run_dir.iterdir()} == set(files)
+    files = {
+        "config.json",
+        f"{cli.name}.py",
+        "eval.csv",
+        "train.csv",
+        "checkpoint.pt",
+        "policy.pt",
+        "best_policy.pt",
+        "snapshots",
+    }
+    assert {path.name for path in run_dir.iterdir()} == files
     assert {path.name for path in (run_dir / "snapshots").iterdir()} == {"step-100.pt", "step-110.pt", "step-120.pt"}
     assert (run_dir / f"{cli.name}.py").read_bytes() == cli.path.read_bytes()
     config = json.loads((run_dir / "config.json").read_text())
@@ -70,73 +79,84 @@ def test_two_runs_that_start_in_the_same_second(cli):
 
 def test_rows_of_training(cli):
     """One for each episode, and one at the end; losses once learning has begun."""
-    rows = read_rows(whole(cli) / "train.csv")
-    assert [int(row["global_step"]) for row in rows] == [*range(LENGTH, 120, LENGTH), 120]
-    assert [row["charts/episodic_length"] for row in rows] == [str(LENGTH)] * (120 // LENGTH) + [""]
-    of_entropy = ["alpha", "entropy", "alpha_loss"] * hasattr(cli.script.Args, "alpha_lr")
-    for name in ("qf_loss", "qf_values", "qf_std", "actor_loss", *of_entropy):
-        assert [bool(row[f"losses/{name}"]) for row in rows] == [int(row["global_step"]) > 100 for row in rows]
+    rows = read_rows(whole_run(cli) / "train.csv")
+    *episodes, end = rows
+    assert [int(row["global_step"]) for row in rows] == [*range(EPISODE_LENGTH, 120, EPISODE_LENGTH), 120]
+    assert {row["charts/episodic_length"] for row in episodes} == {str(EPISODE_LENGTH)}
+    assert end["charts/episodic_length"] == ""
+    losses = ["qf_loss", "qf_values", "qf_std", "actor_loss"]
+    if hasattr(cli.script.Args, "alpha_lr"):
+        losses += ["alpha", "entropy", "alpha_loss"]
+    for row in rows:
+        has_learned = int(row["global_step"]) > 100
+        assert [bool(row[f"losses/{name}"]) for name in losses] == [has_learned] * len(losses)
 
 
 # Evaluation ---
 def test_an_evaluation(cli):
     """H policies play E episodes from the same consecutive seeds; their means, the best one and its std over episodes."""
-    run_dir = brief(cli, "run", "--eval-episodes", "3", env_id="toy_envs:Start-v0")
-    seed = int(np.random.SeedSequence([1, 0]).generate_state(1)[0] >> 2)
-    starts = [np.random.default_rng(seed + i).random() for i in range(3)]
-    for step, row in zip(("100", "110", "120"), read_rows(run_dir / "eval.csv"), strict=True):
-        assert row["global_step"] == step
-        returns = {float(name.split("_")[1]): float(value) for name, value in row.items() if "eval/return_" in name}
-        conditions = cli.script.eval_conditions(cli.script.Args(**checkpoint_of(run_dir)["args"]))
-        np.testing.assert_allclose(list(returns), conditions, rtol=1e-5)
-        np.testing.assert_allclose(list(returns.values()), np.mean(starts), rtol=1e-5)
+    run_dir = cli.train("run", "--eval-episodes", "3", env_id="toy_envs:ReturnsItsStart-v0")
+    seed = first_seed(EVALUATION)
+    starts = [np.random.default_rng(seed + episode).random() for episode in range(3)]
+    rows = read_rows(run_dir / "eval.csv")
+    assert [row["global_step"] for row in rows] == ["100", "110", "120"]
+    conditions = cli.script.eval_conditions(cli.script.Args(**checkpoint_of(run_dir)["args"]))
+    columns = [name for name in rows[0] if name.startswith("eval/return_")]
+    np.testing.assert_allclose([float(name.removeprefix("eval/return_")) for name in columns], conditions, rtol=1e-5)
+    for row in rows:
+        np.testing.assert_allclose([float(row[name]) for name in columns], np.mean(starts), rtol=1e-5)
         np.testing.assert_allclose(float(row["eval/best_return_std"]), np.std(starts), rtol=1e-5)
 
 
+@of_the_four
 def test_a_return_that_is_no_number(cli):
     """It is never the best while there is another: not among policies, nor among evaluations."""
     returns = iter([np.nan, np.nan, np.nan, 1.0, 2.0, np.nan, np.nan, np.nan, np.nan])  # of three evaluations
     cli.monkeypatch.setattr(cli.script, "play", lambda *_: np.full(2, next(returns)))
-    run_dir = brief(cli, "run")
+    run_dir = cli.train("run")
     assert [row["eval/best_return"] for row in read_rows(run_dir / "eval.csv")] == ["nan", "2.0", "nan"]
     assert cli.script.load_policy(run_dir / "best_policy.pt").step == 110
     assert cli.script.load_policy(run_dir / "policy.pt").step == 120
 
 
 def test_the_same_seed_gives_the_same_run(cli):
-    """To the bit, however many processes evaluate; another seed gives another one. Statistics of networks travel, too."""
-    simba = ["--network", "simba"] * hasattr(cli.script.Args, "network")
-    one = brief(cli, "one", *simba)
-    with cli.monkeypatch.context() as patch:  # where there is no /dev/shm, or it is read-only
-        patch.setattr("_multiprocessing.SemLock", Mock(side_effect=OSError))
-        assert_same_run(one, brief(cli, "two", "--eval-workers", "2", *simba))
-    other = brief(cli, "other", "--seed", "2", "--total-timesteps", "1")
+    """To the bit, however many processes evaluate, which need no /dev/shm; another seed gives another one.
+
+    Statistics of networks travel, too.
+    """
+    simba = ["--network", "simba"] if hasattr(cli.script.Args, "network") else []
+    one = cli.train("one", *simba)
+    with cli.monkeypatch.context() as patch:
+        patch.setattr("_multiprocessing.SemLock", Mock(side_effect=OSError))  # as where it is read-only
+        two = cli.train("two", "--eval-workers", "2", *simba)
+    assert_same_run(one, two)
+    other = cli.train("other", "--seed", "2", "--total-timesteps", "1")
     assert not torch.equal(checkpoint_of(one)["replay"][:1], checkpoint_of(other)["replay"][:1])
 
 
 @pytest.mark.slow
 def test_a_dead_worker_is_replaced(cli):
     """Its work is repeated."""
-    run_dir = brief(cli, "run", "--eval-workers", "1", env_id="toy_envs:DiesOnce-v0")
+    run_dir = cli.train("run", "--eval-workers", "1", env_id="toy_envs:DiesOnce-v0")
     assert len(list(cli.folder.glob("died.*"))) == 1
-    assert_same_run(whole(cli), run_dir)
+    assert_same_run(whole_run(cli), run_dir)
 
 
 @pytest.mark.slow
 def test_workers_that_die_again_and_again(cli):
     """Three times; the run goes on without workers."""
-    _, err = call(cli, "run", "--eval-workers", "1", env_id="toy_envs:Dies-v0", code=1)
+    _, err = cli.call(*cli.tiny_run("run", "--eval-workers", "1", env_id="toy_envs:Dies-v0"), code=1)
     assert re.search(r"^error: evaluation workers die .*__main__.*--eval-workers 0.*$", err, re.M)
     assert len(list(cli.folder.glob("died.*"))) == 3
     cli.call("--resume", "runs/run", "--eval-workers", "0")
-    assert_same_run(whole(cli), cli.folder / "runs/run")
+    assert_same_run(whole_run(cli), cli.folder / "runs/run")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda n: n.name)
 def test_workers_end_with_their_parent(cli, number):
     """In the middle of an evaluation that would never end; it pends, and is played when the run goes on."""
-    with held(cli, "cut", "--eval-workers", "2") as (process, cut):
+    with held_run(cli, "cut", "--eval-workers", "2") as (process, cut):
         wait_until(lambda: len(list(cli.folder.glob("held.*"))) == 3)
         process.send_signal(number)
         (cli.folder / "go").touch()
@@ -147,17 +167,14 @@ def test_workers_end_with_their_parent(cli, number):
         assert checkpoint_of(cut)["progress"]["step"] == 110
         assert [row["global_step"] for row, _ in checkpoint_of(cut)["pending"]] == [100, 110]
     cli.call("--resume", cut, "--eval-workers", "0")
-    assert_same_run(whole(cli), cut)
+    assert_same_run(whole_run(cli), cut)
 
 
 @pytest.mark.slow
 def test_a_program_without_a_guard(cli):
     """Workers import the program, which would start workers again; one sentence says so, and there is one run."""
-    cli.path = cli.folder / "program.py"
-    call = "rac_sac.train(rac_sac.Args(env_id='toy_envs:Point-v0', compile=False, learning_starts=1, eval_workers=1))"
-    cli.path.write_text(f"import rac_sac\n{call}")
-    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    process = cli.start(env=environment(PYTHONPATH=path))
+    args = "env_id='toy_envs:Point-v0', compile=False, learning_starts=1, eval_workers=1"
+    process = cli.start_program(f"import {cli.name} as script\nscript.train(script.Args({args}))")
     _, err = process.communicate(timeout=240)
     assert process.returncode == 1
     assert "UserError: evaluation workers die again and again; a program that calls train() needs `if __name__ ==" in err
@@ -167,9 +184,7 @@ def test_a_program_without_a_guard(cli):
 @pytest.mark.slow
 def test_a_program_has_the_settings_of_the_command_line(cli):
     """Where it has not imported torch before: threads that wait leave their cores to others."""
-    cli.path = cli.folder / "program.py"
     for first, value in (("os", "1000"), ("torch", "None")):
-        cli.path.write_text(f"import os, {first}, {cli.name}; print(os.environ.get('GOMP_SPINCOUNT'))")
-        path = {"PYTHONPATH": str(ROOT)}
-        process = cli.start(env={name: text for name, text in environment(**path).items() if name != "GOMP_SPINCOUNT"})
-        assert process.communicate(timeout=240)[0] == f"{value}\n"
+        process = cli.start_program(f"import os, {first}, {cli.name}; print(os.environ.get('GOMP_SPINCOUNT'))")
+        out, _ = process.communicate(timeout=240)
+        assert out == f"{value}\n"

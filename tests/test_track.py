@@ -5,8 +5,8 @@ import sys
 from unittest.mock import Mock
 
 import pytest
-from conftest import environment, every_script, last_step, read_rows, wait_until
-from test_resume import BRIEF, assert_same_run, brief, call, whole
+from conftest import child_environ, every_script, last_step, read_rows, wait_until
+from tiny_runs import assert_same_run, held_run, whole_run
 
 
 @pytest.fixture
@@ -20,9 +20,9 @@ def wandb(monkeypatch) -> Mock:
 @every_script
 def test_rows(cli, wandb):
     """Those of both files, once each and without empty cells, under CleanRL's names, over the environment step."""
-    run_dir = brief(cli, "run", "--track", "--total-timesteps", "105")
+    run_dir = cli.train("run", "--track", "--total-timesteps", "105")
     run = wandb.init.return_value
-    logged = [call.args[0] for call in run.log.call_args_list]
+    logged = [logged_call.args[0] for logged_call in run.log.call_args_list]
     rows = read_rows(run_dir / "eval.csv") + read_rows(run_dir / "train.csv")
     assert len(logged) == len(rows)
     for row in rows:
@@ -35,10 +35,10 @@ def test_rows(cli, wandb):
 
 
 def test_a_resumed_run_is_the_same_one(cli, wandb):
-    run_dir = brief(cli, "run", "--track", "--total-timesteps", "1")
+    run_dir = cli.train("run", "--track", "--total-timesteps", "1")
     cli.call("--resume", run_dir, "--total-timesteps", "2")
-    brief(cli, "run", "--track", "--total-timesteps", "1", "--run-root", "elsewhere")
-    first, second, other = (call.kwargs for call in wandb.init.call_args_list)
+    cli.train("run", "--track", "--total-timesteps", "1", "--run-root", "elsewhere")
+    first, second, other = (init_call.kwargs for init_call in wandb.init.call_args_list)
     assert first["id"] == second["id"] != other["id"]
     assert first["name"] == second["name"] == other["name"] == "run"
     assert second["resume"] == "allow"
@@ -52,21 +52,20 @@ def test_a_resumed_run_is_the_same_one(cli, wandb):
 def test_a_tracker_that_fails(cli, wandb, method):
     """It is told once; the run trains on, and its files are those of a run without."""
     getattr(wandb.init.return_value, method).side_effect = ConnectionResetError("Connection lost")
-    _, err = call(cli, "run", "--track")
+    _, err = cli.call(*cli.tiny_run("run", "--track"))
     assert err.count("Weights & Biases fails, and the run goes on without it") == err.count("Connection lost") == 1
-    assert_same_run(whole(cli), cli.folder / "runs/run")
+    assert_same_run(whole_run(cli), cli.folder / "runs/run")
 
 
 @pytest.mark.slow
 def test_its_process_is_killed(cli):
     """The real one's, in the middle of a run in a process of its own: nothing fails when that ends, either."""
-    options = (*cli.tiny, *BRIEF, "--env-id", "toy_envs:Held-v0", "--run-name", "run", "--track")
-    process = cli.start(*options, env=environment(WANDB_MODE="offline"))
-    wait_until((cli.folder / f"held.{process.pid}").exists)
-    subprocess.run(["pkill", "-9", "-P", str(process.pid), "wandb-core"], check=True)
-    (cli.folder / "go").touch()
-    _, err = process.communicate(timeout=240)
-    assert (process.returncode, last_step(cli.folder / "runs/run/train.csv")) == (0, 120)
+    with held_run(cli, "run", "--track", env=child_environ(WANDB_MODE="offline")) as (process, run_dir):
+        subprocess.run(["pkill", "-9", "-P", str(process.pid), "wandb-core"], check=True)
+        (cli.folder / "go").touch()
+        _, err = process.communicate(timeout=240)
+    assert process.returncode == 0
+    assert last_step(run_dir / "train.csv") == 120
     assert err.count("Weights & Biases fails, and the run goes on without it") == 1
     assert "Traceback" not in err
 
@@ -75,7 +74,7 @@ def test_its_process_is_killed(cli):
 def test_video(cli, wandb):
     """The one of --capture-video is sent, too."""
     cli.monkeypatch.setenv("MUJOCO_GL", "egl")
-    run_dir = cli.train("run", "--track", "--capture-video")
+    run_dir = cli.train("run", "--track", "--capture-video", env_id="Hopper-v4")
     (film,) = run_dir.glob("videos/*.mp4")
     wandb.Video.assert_called_once_with(str(film))
     sent = wandb.init.return_value.log.call_args.args[0]
@@ -85,9 +84,10 @@ def test_video(cli, wandb):
 
 def test_offline(cli):
     """The real one: its files lie in the run directory, and resuming adds one of the same run, whatever its name."""
-    run_dir = brief(cli, "a=b,c#d':;?", "--track", "--total-timesteps", "1")
+    run_dir = cli.train("a=b,c#d':;?", "--track", "--total-timesteps", "1")
     cli.call("--resume", run_dir, "--total-timesteps", "2")
     files = list(run_dir.glob("wandb/offline-run-*/run-*.wandb"))
-    assert (len(files), len({file.name for file in files})) == (2, 1)
+    assert len(files) == 2
+    assert len({file.name for file in files}) == 1
     wait_until(lambda: all(file.stat().st_size > 1000 for file in files), 60)  # their process may write for longer than the run
     assert [path.name for path in cli.folder.iterdir()] == ["runs"]

@@ -13,8 +13,13 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 
-LENGTH = 7  # of an episode
-FIRST_SEED = int(np.random.SeedSequence([1, 3]).generate_state(1)[0] >> 2)  # of the training episodes of a run with seed 1
+EPISODE_LENGTH = 7
+EVALUATION, FRESH_EPISODES, TRAINING = 0, 1, 3  # what an environment's seeds are for
+
+
+def first_seed(purpose: int, seed: int = 1) -> int:
+    """The first of the consecutive seeds of a run's episodes."""
+    return int(np.random.SeedSequence([seed, purpose]).generate_state(1)[0] >> 2)
 
 
 def in_a_worker() -> bool:
@@ -22,8 +27,15 @@ def in_a_worker() -> bool:
     return multiprocessing.parent_process() is not None
 
 
+def in_workers(call, *arguments) -> None:
+    """Calls it, but not in training's process."""
+    if in_a_worker():
+        call(*arguments)
+
+
 class Point(gym.Env):
-    """A point on a line, which starts somewhere, and is rewarded near 1; actions move it, episodes have LENGTH steps.
+    """A point on a line, which starts somewhere, and is rewarded near 1; actions move it, episodes have EPISODE_LENGTH
+    steps.
 
     Refuses actions outside of its bounds, and a step after the end. `step_of_run`: in a run with seed 1, the environment step
     of training, also after resuming; 0 in evaluations. Tests change `events`: step of the run -> what is called there, once;
@@ -40,7 +52,7 @@ class Point(gym.Env):
 
     def reset(self, seed=None, options=None):
         super().reset(seed=seed)
-        self.episode = (seed or 0) - FIRST_SEED
+        self.episode = (seed or 0) - first_seed(TRAINING)
         self.count = 0
         self.position = self.np_random.random()
         return self.observe(), {}
@@ -50,37 +62,41 @@ class Point(gym.Env):
 
     def step(self, action):
         assert self.action_space.contains(action)
-        assert self.count < LENGTH
+        assert self.count < EPISODE_LENGTH
         self.count += 1
-        self.step_of_run = self.episode * LENGTH + self.count if self.episode in range(1000) else 0
-        if self.step_of_run:
+        is_training = 0 <= self.episode < 1000  # the seeds of evaluations are far away
+        self.step_of_run = self.episode * EPISODE_LENGTH + self.count if is_training else 0
+        if is_training:
             self.actions.append(action)
-            self.events.pop(self.step_of_run, int)()
+        event = self.events.pop(self.step_of_run, None)
+        if event:
+            event()
         self.position = 0.9 * self.position + 0.1 * float(np.sum(action))
-        over = self.count == LENGTH
+        over = self.count == EPISODE_LENGTH
         return self.observe(), -abs(self.position - 1), over and self.terminates, over and not self.terminates, {}
 
 
-class Start(Point):
+class ReturnsItsStart(Point):
     """The return is where the episode has started, whatever the actions."""
 
     def step(self, action):
         start = self.position
         obs, _, *rest = super().step(action)
-        return obs, start if self.count == 1 else 0.0, *rest
+        reward = start if self.count == 1 else 0.0
+        return obs, reward, *rest
 
 
-class Returns(Point):
-    """From step 30 of the run on a result of step(), by its place, is `value`."""
+class WrongResult(Point):
+    """From step 30 of the run on the entry `index` of what step() returns is `value`."""
 
-    def __init__(self, place, value):
+    def __init__(self, index, value):
         super().__init__()
-        self.place, self.value = place, value
+        self.index, self.value = index, value
 
     def step(self, action):
         results = [*super().step(action)]
         if self.step_of_run >= 30:
-            results[self.place] = self.value
+            results[self.index] = self.value
         return tuple(results)
 
 
@@ -129,48 +145,46 @@ class Unsupported(Point):
 
     def __init__(self, **spaces):
         super().__init__()
-        vars(self).update(spaces)
+        for name, space in spaces.items():
+            setattr(self, name, space)
 
 
-class InWorkers(Point):
-    """Does something in a worker: when it is made, reset, or makes a step."""
+class CallsAt(Point):
+    """Calls something whenever it is made (`at` is "init"), reset, or makes a step."""
 
-    def __init__(self, does, where="step"):
+    def __init__(self, call, at="step"):
         super().__init__()
-        self.does, self.where = does, where
-        self.do("init")
+        self.call, self.at = call, at
+        self.reached("init")
 
-    def do(self, where):
-        if in_a_worker() and where == self.where:
-            self.does()
+    def reached(self, moment):
+        if moment == self.at:
+            self.call()
 
     def reset(self, **options):
-        self.do("reset")
+        self.reached("reset")
         return super().reset(**options)
 
     def step(self, action):
-        self.do("step")
+        self.reached("step")
         return super().step(action)
 
 
-class Held(InWorkers):
-    """Waits: in workers for ever, in training at step 110 for a file `go`."""
+class Held(Point):
+    """Waits in a step, which a file held.<process> says: in workers for ever, in training at step 110 for a file `go`."""
 
     def step(self, action):
         result = super().step(action)
+        if in_a_worker() or self.step_of_run == 110:
+            Path(f"held.{os.getpid()}").touch()
+        in_workers(time.sleep, 1000)
         while self.step_of_run == 110 and not Path("go").exists():
-            self.does()
+            time.sleep(0.01)
         return result
 
 
-def wait() -> None:
-    """For ever in workers, else for a moment; it is said by a file held.<process>."""
-    Path(f"held.{os.getpid()}").touch()
-    time.sleep(1000 if in_a_worker() else 0.01)
-
-
-def die(times: int) -> None:
-    """Kill this process, unless as many have died."""
+def die_at_most(times: int) -> None:
+    """Kill this process, unless `times` processes have been killed so before."""
     if len(list(Path().glob("died.*"))) < times:
         Path(f"died.{os.getpid()}").touch()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -180,35 +194,42 @@ def fail() -> None:
     raise ZeroDivisionError("the simulator is unstable")
 
 
-class OfTwo(BaseException):
-    """Cannot be unpickled, and is no Exception."""
+class Unpicklable(BaseException):
+    """Takes two arguments, so that it cannot be unpickled; and it is no Exception."""
 
     def __init__(self, joint, angle):
         super().__init__(f"joint {joint} at {angle}")
 
 
-def fail_badly() -> None:
-    raise OfTwo(3, 90)
+def raise_unpicklable() -> None:
+    raise Unpicklable(3, 90)
 
 
 class Simulator(Point):
     """Has a process of its own, which close() ends; its id is kept in the folder pids."""
 
-    def __init__(self, start, then=None, then_here=None, action_space=None):
+    def __init__(self, start=None, on_close=None, action_space=None):
         super().__init__()
-        self.then_here = then_here
+        self.on_close = on_close
         self.action_space = action_space or self.action_space
-        self.process, self.then = start(), then
+        self.process = None
+        if start:
+            self.start_process(start)
+
+    def start_process(self, start):
+        self.process = start()
         Path("pids").mkdir(exist_ok=True)
         Path("pids", str(self.process.pid)).touch()
 
     def close(self):
-        self.process.terminate()
-        (self.process.wait if hasattr(self.process, "wait") else self.process.join)()
-        if self.then and in_a_worker():
-            self.then()
-        if self.then_here:
-            self.then_here()
+        if self.process:
+            self.process.terminate()
+        if isinstance(self.process, subprocess.Popen):
+            self.process.wait()
+        elif self.process:
+            self.process.join()
+        if self.on_close:
+            self.on_close()
 
 
 def start_program() -> subprocess.Popen:
@@ -222,29 +243,24 @@ def start_fork() -> multiprocessing.Process:
 
 
 class LateFork(Simulator):
-    """Has its process from its first reset on, when training's workers run already; in a worker it dies `times` times."""
+    """Has its process from its first reset on, when training's workers run already; in workers it dies `times` times."""
 
     def __init__(self, times):
-        Point.__init__(self)
-        self.times, self.process = times, None
+        super().__init__()
+        self.times = times
 
     def reset(self, **options):
         if not self.process:
-            super().__init__(start_fork)
+            self.start_process(start_fork)
         return super().reset(**options)
 
     def step(self, action):
-        if in_a_worker():
-            die(self.times)
+        in_workers(die_at_most, self.times)
         return super().step(action)
 
-    def close(self):
-        if self.process:
-            super().close()
 
-
-class Consuming(Start):
-    """Takes a keyword argument out of the dictionary that it is given: the return is 100."""
+class Consuming(ReturnsItsStart):
+    """Takes its start, 100, out of the dictionary that it is given; where another has taken it already, it is -1."""
 
     def __init__(self, config):
         super().__init__()
@@ -257,13 +273,13 @@ class Consuming(Start):
 
 
 def wrapped() -> gym.Env:
-    """Recorded arguments that cannot be compared with those of a copy."""
+    """Wrapped in its entry point; the wrappers note arguments (a function, arrays) that never equal those of a copy."""
     bounds = np.array([-0.5], np.float32), np.array([0.5], np.float32)
     return gym.wrappers.RescaleAction(gym.wrappers.TransformReward(Point(), lambda reward: 2 * reward), *bounds)
 
 
-class Random(Point):
-    """Draws from the generators that belong to nobody, when it is made, reset, and moves."""
+class DrawsFromGlobals(Point):
+    """Draws from the global generators of NumPy and Python, when it is made, reset, and makes a step."""
 
     def __init__(self):
         super().__init__()
@@ -279,27 +295,6 @@ class Random(Point):
         return super().step(action)
 
 
-class Moving(Point):
-    """Goes to the folder above, in which it then is."""
-
-    def __init__(self, where):
-        super().__init__()
-        self.where = where
-        self.move("init")
-
-    def move(self, where):
-        if where == self.where:
-            os.chdir("..")
-
-    def reset(self, **options):
-        self.move("reset")
-        return super().reset(**options)
-
-    def step(self, action):
-        self.move("step")
-        return super().step(action)
-
-
 for name, entry, options in (
     ("Point", Point, {}),
     ("Terminating", Point, {"terminates": True}),
@@ -310,36 +305,36 @@ for name, entry, options in (
         {"low": ((-3.0, 0.1), (-1.0, -0.7), (1.0, 0.3)), "high": ((3.0, 0.3), (2.0, -0.1), (5.0, 0.7)), "dtype": float},
     ),
     ("Scalar", Point, {"low": -2.0, "high": 4.0}),
-    ("Start", Start, {}),
+    ("ReturnsItsStart", ReturnsItsStart, {}),
     ("RewardArray", RewardArray, {}),
     ("Wide", Wide, {}),
     ("SameArray", SameArray, {}),
     ("Nested", Nested, {}),
-    ("Held", Held, {"does": wait}),
-    ("DiesOnce", InWorkers, {"does": partial(die, 1)}),
-    ("Dies", InWorkers, {"does": partial(die, 100)}),
-    ("Unstable", InWorkers, {"does": fail_badly}),
-    ("UnstableInit", InWorkers, {"does": fail_badly, "where": "init"}),
-    ("Exits", InWorkers, {"does": sys.exit, "where": "reset"}),
+    ("Held", Held, {}),
+    ("DiesOnce", CallsAt, {"call": partial(in_workers, die_at_most, 1)}),
+    ("Dies", CallsAt, {"call": partial(in_workers, die_at_most, 100)}),
+    ("Unstable", CallsAt, {"call": partial(in_workers, raise_unpicklable)}),
+    ("UnstableInit", CallsAt, {"call": partial(in_workers, raise_unpicklable), "at": "init"}),
+    ("Exits", CallsAt, {"call": partial(in_workers, sys.exit), "at": "reset"}),
     ("Program", Simulator, {"start": start_program}),
     ("Fork", Simulator, {"start": start_fork}),
-    ("HangingClose", Simulator, {"start": start_program, "then": partial(time.sleep, 1000)}),
-    ("FailingClose", Simulator, {"start": start_program, "then": fail}),
+    ("HangingClose", Simulator, {"start": start_program, "on_close": partial(in_workers, time.sleep, 1000)}),
+    ("FailingClose", Simulator, {"start": start_program, "on_close": partial(in_workers, fail)}),
     ("UnfitProgram", Simulator, {"start": start_program, "action_space": gym.spaces.Discrete(3)}),
-    ("Random", Random, {}),
-    ("Forks", LateFork, {"times": 1}),
+    ("DrawsFromGlobals", DrawsFromGlobals, {}),
+    ("LateForkDiesOnce", LateFork, {"times": 1}),
     ("LateFork", LateFork, {"times": 0}),
     ("Consuming", Consuming, {"config": {"start": 100.0}}),
     ("Wrapped", wrapped, {}),
-    ("FailingCloseHere", Simulator, {"start": start_program, "then_here": fail}),
-    ("MovingInit", Moving, {"where": "init"}),
-    ("MovingReset", Moving, {"where": "reset"}),
-    ("MovingStep", Moving, {"where": "step"}),
-    ("OddObs", Returns, {"place": 0, "value": np.zeros(3, np.float32)}),
-    ("HugeReward", Returns, {"place": 1, "value": 1e30}),  # finite itself, but its square is not in float32
-    ("NanReward", Returns, {"place": 1, "value": np.nan}),
-    ("NanObs", Returns, {"place": 0, "value": np.array([np.nan, 1], np.float32)}),
-    ("Terminated2", Returns, {"place": 2, "value": 2}),
+    ("FailingCloseHere", Simulator, {"start": start_program, "on_close": fail}),
+    ("ChangesFolderInit", CallsAt, {"call": partial(os.chdir, ".."), "at": "init"}),
+    ("ChangesFolderReset", CallsAt, {"call": partial(os.chdir, ".."), "at": "reset"}),
+    ("ChangesFolderStep", CallsAt, {"call": partial(os.chdir, ".."), "at": "step"}),
+    ("OddObs", WrongResult, {"index": 0, "value": np.zeros(3, np.float32)}),
+    ("HugeReward", WrongResult, {"index": 1, "value": 1e30}),  # finite itself, but its square is not in float32
+    ("NanReward", WrongResult, {"index": 1, "value": np.nan}),
+    ("NanObs", WrongResult, {"index": 0, "value": np.array([np.nan, 1], np.float32)}),
+    ("Terminated2", WrongResult, {"index": 2, "value": 2}),
     ("DiscreteAction", Unsupported, {"action_space": gym.spaces.Discrete(3)}),
     ("Unbounded", Unsupported, {"action_space": gym.spaces.Box(-np.inf, np.inf, (2,))}),
     ("Graph", Unsupported, {"observation_space": gym.spaces.Graph(gym.spaces.Discrete(3), None)}),

@@ -1,5 +1,6 @@
 """benchmark/value_bias.py: numbers known by hand, exact restarts, and every script's snapshots."""
 
+import itertools
 import sys
 
 import gymnasium as gym
@@ -15,7 +16,8 @@ from gymnasium.envs.mujoco.inverted_pendulum_v4 import InvertedPendulumEnv
 pytestmark = pytest.mark.benchmark
 GAMMA = 0.99
 Q = 10.0
-ONE_SNAPSHOT = "--snapshot-frequency 300 --learning-starts 300".split()  # at the end, of networks that have not learned
+ONE_SNAPSHOT = "--snapshot-frequency 120 --learning-starts 120".split()  # at the end, of networks that have not learned
+NUMBERS = itertools.count()  # no id twice
 only_td3 = pytest.mark.parametrize("cli", ["rac_td3.py"], indirect=True)
 
 
@@ -26,6 +28,19 @@ class Clock(InvertedPendulumEnv):
         obs, *_ = super().step(action)
         count = round(self.data.time / self.dt)
         return obs, float(count), count == 9, False, {}
+
+
+@pytest.fixture
+def register(monkeypatch):
+    """register(entry, **options): an environment for runs in this process; returns its id."""
+
+    def make(entry, max_episode_steps: int = 50, **options) -> str:
+        env_id = f"Toy{next(NUMBERS)}-v0"
+        spec = gym.envs.registration.EnvSpec(env_id, entry_point=entry, max_episode_steps=max_episode_steps, kwargs=options)
+        monkeypatch.setitem(gym.registry, env_id, spec)
+        return env_id
+
+    return make
 
 
 @pytest.fixture
@@ -43,20 +58,22 @@ def measure(monkeypatch):
 
 
 def set_outputs(run, **outputs) -> None:
-    """Make networks of a snapshot say the same everywhere: all parameters 0 but the last one, a bias of the output.
-
-    The critics differ, and their mean is the value.
-    """
-    path = run / "snapshots/step-300.pt"
+    """Make networks of a snapshot say the same everywhere: all parameters 0 but the last one, a bias of the output."""
+    path = run / "snapshots/step-120.pt"
     content = torch.load(path, weights_only=True)
     for network, value in outputs.items():
         for tensor in content[network].values():
             tensor.zero_()
-        tensor.fill_(value)
-        if network == "critic":
-            tensor[0] += len(tensor)
-            tensor -= 1
+        *_, last_bias = content[network].values()
+        last_bias.fill_(value)
+        if network == "critic":  # members that differ, and whose mean is the value
+            last_bias[0] += len(last_bias)
+            last_bias -= 1
     torch.save(content, path)
+
+
+def discounted(rewards) -> float:
+    return sum(GAMMA**t * reward for t, reward in enumerate(rewards))
 
 
 def check(rows, values, returns, **tolerance) -> None:
@@ -67,28 +84,29 @@ def check(rows, values, returns, **tolerance) -> None:
 
 
 @only_td3
-def test_known_returns(cli, toy, measure):
+def test_known_returns(cli, register, measure):
     """Pairs are the steps 1 to 7 of episodes in turn, which a time limit ends; continuations go on to the termination at 9."""
-    run = cli.train("run", *ONE_SNAPSHOT, env_id=toy(Clock, max_episode_steps=7))
+    run = cli.train("run", *ONE_SNAPSHOT, env_id=register(Clock, max_episode_steps=7))
     set_outputs(run, critic=Q)
     rows = measure(run, "--pairs 14 --chosen 14 --continuations 3 --max-steps 30")
-    check(rows, Q, [sum(GAMMA**t * (n + t) for t in range(10 - n)) for n in range(1, 8)])
+    check(rows, Q, [discounted(range(n, 10)) for n in range(1, 8)])
 
 
-def test_entropy_of_a_soft_q(cli, toy, measure):
+def test_entropy_of_a_soft_q(cli, register, measure):
     """From the second step on a return has -alpha log pi, here of a narrow Gaussian in one dimension around 0."""
-    run = cli.train("run", *ONE_SNAPSHOT, "--no-autotune", "--alpha", "0.2", env_id=toy(Clock))
+    run = cli.train("run", *ONE_SNAPSHOT, "--no-autotune", "--alpha", "0.2", env_id=register(Clock))
     set_outputs(run, critic=Q, actor=-10.0)  # the last bias is that of log std
     rows = measure(run, "--pairs 1 --chosen 1 --continuations 400 --max-steps 30")
     entropy = 0.5 * np.log(2 * np.pi * np.e) - 10
-    check(rows, Q, [sum(GAMMA**t * (1 + t) for t in range(9)) + 0.2 * entropy * sum(GAMMA**t for t in range(1, 9))], rel=0.005)
+    soft_return = discounted(range(1, 10)) + discounted([0] + [0.2 * entropy] * 8)
+    check(rows, Q, [soft_return], rel=0.005)
 
 
 @only_td3
 @pytest.mark.parametrize("entry", [HopperEnv, AntEnv])
-def test_exact_restarts(cli, toy, measure, entry, network):
+def test_exact_restarts(cli, register, measure, entry, network):
     """From one initial state and without noise, a continuation is the rest of the episode."""
-    env_id = toy(entry, max_episode_steps=20, reset_noise_scale=0.0, terminate_when_unhealthy=False)
+    env_id = register(entry, max_episode_steps=20, reset_noise_scale=0.0, terminate_when_unhealthy=False)
     run = cli.train("run", *ONE_SNAPSHOT, "--exploration-noise", "0", "--network", network, env_id=env_id)
     set_outputs(run, critic=Q)
     rows = measure(run, "--pairs 8 --chosen 8 --continuations 1 --max-steps 5")
@@ -101,13 +119,13 @@ def test_exact_restarts(cli, toy, measure, entry, network):
     for _ in range(12):
         obs, reward, *_ = env.step(policy(obs))
         rewards.append(reward)
-    check(rows, Q, [sum(GAMMA**t * rewards[n + t] for t in range(5)) for n in range(8)], rel=1e-5)
+    check(rows, Q, [discounted(rewards[n : n + 5]) for n in range(8)], rel=1e-5)
 
 
 @every_script
 def test_rows_of_a_run(cli, measure):
     """One for each snapshot; the same command measures only those that have none."""
-    run = cli.train("run", *"--network simba --learning-starts 280 --eval-frequency 10 --snapshot-frequency 10".split())
+    run = cli.train("run", *"--network simba --snapshot-frequency 10".split(), env_id="Hopper-v4")
     rows = measure(run)
     column = f"eval/best_{cli.script.CONDITION}"
     assert list(rows) == ["global_step", column, "eval/bias_mean", "eval/bias_std"]
@@ -120,10 +138,10 @@ def test_rows_of_a_run(cli, measure):
 
 
 def test_what_cannot_be_measured(cli, measure):
-    run = cli.train("run", *ONE_SNAPSHOT, env_id="toy_envs:Point-v0")
+    run = cli.train("run", *ONE_SNAPSHOT)
     with pytest.raises(SystemExit, match="2"):
         measure(run)
-    (run / "snapshots/step-300.pt").unlink()
+    (run / "snapshots/step-120.pt").unlink()
     with pytest.raises(SystemExit, match="2"):
         measure(run)
     first, second = cli.capsys.readouterr().err.splitlines()[-2:]

@@ -160,7 +160,10 @@ class Itm(Sac):
     """RAC-ITM: the minimum over a subset of floor(k) + 1 members with probability k - floor(k), else of floor(k)."""
 
     def values(self, q_next, batch):
-        sizes = [math.floor(k) + (u < k - math.floor(k)) for (k,), u in zip(batch.condition, batch.rounding, strict=True)]
+        sizes = []
+        for k, uniform in zip(batch.condition[:, 0].tolist(), batch.rounding.tolist(), strict=True):
+            whole = math.floor(k)
+            sizes.append(whole + 1 if uniform < k - whole else whole)
         return map(in_target_min_value, q_next.T.tolist(), sizes, batch.keys.T.tolist())
 
 
@@ -170,4 +173,6 @@ def rule_of(script) -> type[Sac]:
         return Td3
     if hasattr(script.Args, "target_rule"):
         return Vanilla
-    return Itm if script.CONDITION == "k" else Sac
+    if script.CONDITION == "k":
+        return Itm
+    return Sac

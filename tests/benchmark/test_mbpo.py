@@ -15,17 +15,27 @@ import mbpo
 pytestmark = pytest.mark.benchmark
 
 
-def test_run(monkeypatch):
-    """The first update on Hopper-v4, before which a model is trained with 301 random transitions; rollouts, minibatches."""
-    monkeypatch.setattr(mbpo, "ROLLOUTS", 64)
-    model = baselines.make_model(baselines.Args("mbpo", learning_starts=300, buffer_size=301, utd=1, cuda=False))
-    model.learn(301, log_interval=None)
+@pytest.fixture(scope="module")
+def model():
+    """After the first update on Hopper-v4, before which the ensemble is trained with 301 random transitions."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mbpo, "ROLLOUTS", 64)
+        model = baselines.make_model(baselines.Args("mbpo", learning_starts=300, buffer_size=301, utd=1, cuda=False))
+        model.learn(301, log_interval=None)
+    return model
+
+
+def test_the_model_is_trained(model):
     replay = model.replay_buffer
     changes = replay.next_observations - replay.observations
     assert model.logger.name_to_value["model/holdout_error"] < 0.5 * np.square(changes).mean()
 
-    # Rollouts begin in real states and have three steps in the 44th epoch, fewer where a state of the model ends the episode.
+
+def test_rollouts(model, monkeypatch):
+    """They begin in real states and have three steps in the 44th epoch, fewer where a state of the model ends the episode."""
+    monkeypatch.setattr(mbpo, "ROLLOUTS", 64)
     model.num_timesteps = 43_300
+    replay = model.replay_buffer
     replay.model_rows = None
     states = torch.tensor(replay.observations[:, 0])
     model.roll_out(states)
@@ -36,7 +46,11 @@ def test_run(monkeypatch):
     assert torch.equal(obs[64:], next_obs[healthy][: len(obs) - 64])
     assert torch.equal(terminated[:, 0] == 0, healthy)
 
-    # The newest rows of the model stay. 5 % of a minibatch are real, rounded down; the columns of both go together.
+
+def test_minibatches(model):
+    """The newest rows of the model stay. 5 % of a minibatch are real, rounded down; the columns of both go together."""
+    replay = model.replay_buffer
+    replay.model_rows = None
     row = torch.arange(27.0)
     for sign in (1, -1):
         replay.add_model_rows([sign * row.expand(40, -1)], 60)

@@ -55,7 +55,7 @@ def with_network(network: str | None) -> list[str]:
 
 
 def known_arguments(script, wanted: dict) -> dict:
-    """Without those that a script does not have."""
+    """Those of them that a script has."""
     return {name: value for name, value in wanted.items() if hasattr(script.Args, name)}
 
 
@@ -168,12 +168,19 @@ class CommandLine:
         command = [sys.executable, str(program or self.path), *map(str, arguments)]
         return subprocess.Popen(command, cwd=self.folder, stdin=subprocess.DEVNULL, **options)
 
-    def start_program(self, text: str) -> subprocess.Popen:
-        """A program of this text, which can import the script and the toy environments."""
+    def call_process(self, *arguments, code: int = 0, **options) -> tuple[str, str]:
+        """As start(), to its end. Returns stdout, stderr."""
+        process = self.start(*arguments, **options)
+        out, err = process.communicate(timeout=300)
+        assert process.returncode == code, err
+        return out, err
+
+    def call_program(self, text: str, code: int = 0) -> tuple[str, str]:
+        """A program of this text, which can import the script and the toy environments. Returns stdout, stderr."""
         program = self.folder / "program.py"
         program.write_text(text)
         path = os.pathsep.join([str(self.path.parent), str(ROOT / "tests")])
-        return self.start(program=program, env=child_environ(PYTHONPATH=path))
+        return self.call_process(program=program, env=child_environ(PYTHONPATH=path), code=code)
 
 
 @pytest.fixture

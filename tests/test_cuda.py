@@ -49,8 +49,7 @@ def test_stopped_resumed_and_evaluated(cli):
     policy = torch.load(run_dir / "policy.pt", weights_only=True)
     assert {tensor.device.type for tensor in policy["actor"].values()} == {"cpu"}
     with_gpu, _ = cli.call("--evaluate", run_dir)
-    process = cli.start("--evaluate", run_dir)
-    without_gpu, _ = process.communicate(timeout=300)
+    without_gpu, _ = cli.call_process("--evaluate", run_dir)
     assert without_gpu == with_gpu
     assert with_gpu.startswith(cli.script.CONDITION)
 

@@ -305,9 +305,10 @@ def test_an_environment_of_the_calling_program(cli, registration):
     """Registered in its main part, with keyword arguments; what cannot be carried to workers is there by its id, if it is."""
     args = {"env_id": "Mine-v0", "run_name": "run", "compile": False, "utd": 1, "num_critics": 2, "hidden_dim": 8}
     args |= {"total_timesteps": 150, "learning_starts": 100, "eval_workers": 1, "eval_frequency": 50}
-    process = cli.start_program(
+    cli.call_program(
         f"""
-import gymnasium, {cli.name} as script
+import gymnasium
+import {cli.name} as script
 from toy_envs import Point
 class Mine(Point):
     pass
@@ -315,8 +316,6 @@ def train():
     script.train(script.Args(**{args}))
 {registration}"""
     )
-    _, err = process.communicate(timeout=240)
-    assert process.returncode == 0, err
     assert len(read_rows(cli.folder / "runs/run/eval.csv")) == 2
 
 

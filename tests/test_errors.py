@@ -61,19 +61,18 @@ def test_a_run_that_exists_already(cli):
     assert path.read_bytes() == before
 
 
-def test_files_that_cannot_be_read(cli):
+@pytest.mark.parametrize(
+    "option, name, other", [("--resume", "checkpoint.pt", "policy.pt"), ("--evaluate", "policy.pt", "checkpoint.pt")]
+)
+def test_files_that_cannot_be_read(cli, option, name, other):
     """Empty, of something else, cut, or one in place of the other."""
     run_dir = whole_run(cli)
-    checkpoint = (run_dir / "checkpoint.pt").read_bytes()
-    policy = (run_dir / "policy.pt").read_bytes()
-    for option, name, good, other in (
-        ("--resume", "checkpoint.pt", checkpoint, policy),
-        ("--evaluate", "policy.pt", policy, checkpoint),
-    ):
-        for content in (b"", b"hello", good[: len(good) // 2], other):
-            (run_dir / name).write_bytes(content)
-            _, err = cli.call(option, run_dir, code=2)
-            assert re.fullmatch(f"error: {run_dir / name} cannot be read: [^\n]+\n", err)
+    path = run_dir / name
+    half = path.read_bytes()[: path.stat().st_size // 2]
+    for content in (b"", b"hello", half, (run_dir / other).read_bytes()):
+        path.write_bytes(content)
+        _, err = cli.call(option, run_dir, code=2)
+        assert re.fullmatch(f"error: {path} cannot be read: [^\n]+\n", err)
 
 
 UNFIT = {

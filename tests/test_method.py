@@ -18,7 +18,10 @@ from conftest import ROOT, SCRIPTS, known_arguments, load_script, of_the_four
 from torch.distributions import Normal, TanhTransform, TransformedDistribution, Uniform
 
 OBS, ACT, CAPACITY = 3, 2, 50
-RANGES = {"beta": {"U1": (0.1, 0.8), "U2": (0.1, 0.3)}, "k": {"U1": (1, 2.7), "U2": (1, 1.5)}}  # of small_learner
+RANGES = {
+    "beta": {"U1": (0.1, 0.8), "U2": (0.1, 0.3)},
+    "k": {"U1": (1, 2.7), "U2": (1, 1.5)},
+}  # what small_learner's arguments make of them
 
 
 def small_learner(script, transitions=40, **options):
@@ -95,11 +98,11 @@ def test_upq_target(script, members, scale):
     beta = torch.linspace(0, 0.8, 64, dtype=torch.float64)
     values = map(reference.upq_value, q.T.tolist(), beta.tolist())
     if hasattr(script, "Temperature"):
-        y = reference.target(values, reward, terminated, 0.97, bonus)
         got = upq_target(q, beta, reward, terminated, 0.97, bonus)
     else:
-        y = reference.target(values, reward, terminated, 0.97, torch.zeros(64))
+        bonus = torch.zeros(64)
         got = upq_target(q, beta, reward, terminated, 0.97)
+    y = reference.target(values, reward, terminated, 0.97, bonus)
     torch.testing.assert_close(got, y, msg=lambda difference: f"{difference}\n{reference.HINT}")
 
 

@@ -204,9 +204,7 @@ def test_videos(cli):
     videos = cli.folder / "runs/run/videos"
     training = cli.tiny_run("run", env_id="Hopper-v4")
     for arguments in (training, ("--evaluate", "runs/run/best_policy.pt")):
-        process = cli.start(*arguments, "--capture-video")
-        _, err = process.communicate(timeout=300)
-        assert process.returncode == 0, err
+        cli.call_process(*arguments, "--capture-video")
         (video,) = videos.glob("step-*.mp4")
         assert b"ftyp" in video.read_bytes()[:16]
         shutil.rmtree(videos)

@@ -174,9 +174,7 @@ def test_workers_end_with_their_parent(cli, number):
 def test_a_program_without_a_guard(cli):
     """Workers import the program, which would start workers again; one sentence says so, and there is one run."""
     args = "env_id='toy_envs:Point-v0', compile=False, learning_starts=1, eval_workers=1"
-    process = cli.start_program(f"import {cli.name} as script\nscript.train(script.Args({args}))")
-    _, err = process.communicate(timeout=240)
-    assert process.returncode == 1
+    _, err = cli.call_program(f"import {cli.name} as script\nscript.train(script.Args({args}))", code=1)
     assert "UserError: evaluation workers die again and again; a program that calls train() needs `if __name__ ==" in err
     assert list((cli.folder / "runs").iterdir()) == []
 
@@ -185,6 +183,5 @@ def test_a_program_without_a_guard(cli):
 def test_a_program_has_the_settings_of_the_command_line(cli):
     """Where it has not imported torch before: threads that wait leave their cores to others."""
     for first, value in (("os", "1000"), ("torch", "None")):
-        process = cli.start_program(f"import os, {first}, {cli.name}; print(os.environ.get('GOMP_SPINCOUNT'))")
-        out, _ = process.communicate(timeout=240)
+        out, _ = cli.call_program(f"import os, {first}, {cli.name}; print(os.environ.get('GOMP_SPINCOUNT'))")
         assert out == f"{value}\n"

@@ -1,6 +1,5 @@
 """benchmark/value_bias.py: numbers known by hand, exact restarts, and every script's snapshots."""
 
-import itertools
 import sys
 
 import gymnasium as gym
@@ -17,7 +16,6 @@ pytestmark = pytest.mark.benchmark
 GAMMA = 0.99
 Q = 10.0
 ONE_SNAPSHOT = "--snapshot-frequency 120 --learning-starts 120".split()  # at the end, of networks that have not learned
-NUMBERS = itertools.count()  # no id twice
 only_td3 = pytest.mark.parametrize("cli", ["rac_td3.py"], indirect=True)
 
 
@@ -35,10 +33,9 @@ def register(monkeypatch):
     """register(entry, **options): an environment for runs in this process; returns its id."""
 
     def make(entry, max_episode_steps: int = 50, **options) -> str:
-        env_id = f"Toy{next(NUMBERS)}-v0"
-        spec = gym.envs.registration.EnvSpec(env_id, entry_point=entry, max_episode_steps=max_episode_steps, kwargs=options)
-        monkeypatch.setitem(gym.registry, env_id, spec)
-        return env_id
+        spec = gym.envs.registration.EnvSpec("Toy-v0", entry_point=entry, max_episode_steps=max_episode_steps, kwargs=options)
+        monkeypatch.setitem(gym.registry, "Toy-v0", spec)
+        return "Toy-v0"
 
     return make
 

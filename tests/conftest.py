@@ -17,8 +17,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: several processes
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in background jobs, and so would all runs here
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = ("rac_sac", "rac_td3", "vanilla_rac", "rac_itm")
-# It learns from step 101 on, evaluates at steps 100, 110 and 120, and its replay wraps at step 105.
-TINY = """--cuda False --no-compile --total-timesteps 120 --learning-starts 100 --buffer-size 105 --eval-frequency 10
+# It learns from step 97 on, evaluates at steps 96, 103 and 110, and its replay wraps at step 95.
+TINY = """--cuda False --no-compile --total-timesteps 110 --learning-starts 96 --buffer-size 95 --eval-frequency 7
 --eval-episodes 2 --eval-workers 0 --batch-size 16 --hidden-dim 8 --utd 1 --num-critics 3 --policy-lr 0.01
 --q-lr-warmup-end 200""".split()
 if not importlib.util.find_spec("rliable"):  # of benchmark/requirements.txt
@@ -129,7 +129,7 @@ class CommandLine:
         self.name = path.stem
         self.script = load_script(path)
         self.one_policy = ["--num-eval-policies", "1"] if hasattr(self.script.Args, "num_eval_policies") else []
-        self.tiny = [*TINY, "--num-eval-policies", "3"] if self.one_policy else TINY
+        self.tiny = [*TINY, "--num-eval-policies", "2"] if self.one_policy else TINY
 
     def fork(self, old: str, new: str) -> "CommandLine":
         """That of a copy with another text in place of `old`."""

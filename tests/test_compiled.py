@@ -72,7 +72,7 @@ def test_compiled_is_eager(script, network):
 def test_a_compiled_run_resumes_exactly(cli):
     """And is the same twice."""
     undisturbed = cli.train("whole", "--compile")
-    run_dir, _ = stopped_run(cli, "cut", 115, "--compile")
+    run_dir, _ = stopped_run(cli, "cut", 101, "--compile")
     _, err = cli.call("--resume", run_dir)
     assert "do not work here" not in err
     assert_same_run(undisturbed, run_dir)

@@ -28,11 +28,11 @@ def replay_of(run_dir: Path, action_dim: int = 1) -> dict:
 def test_what_is_learned_from(cli, env_id):
     """An observation is followed by the next one, also where one array holds both; only termination stops the bootstrap.
 
-    The last row of an episode has its own last observation, not the first one of the next. The newest 105 transitions stand in
+    The last row of an episode has its own last observation, not the first one of the next. The newest 95 transitions stand in
     place of the oldest.
     """
-    replay = replay_of(cli.train("run", "--learning-starts", "120", env_id=f"toy_envs:{env_id}"))
-    steps = np.r_[105:120, 15:105]  # of the 105 rows
+    replay = replay_of(cli.train("run", "--learning-starts", "110", env_id=f"toy_envs:{env_id}"))
+    steps = np.r_[95:110, 15:95]  # of the 95 rows
     counts = steps % EPISODE_LENGTH
     assert replay["obs"][:, 1].tolist() == counts.tolist()
     assert replay["next_obs"][:, 1].tolist() == (counts + 1).tolist()
@@ -59,8 +59,8 @@ def test_what_an_agent_observes(cli):
             returns[step] = episodic_return
 
     cli.monkeypatch.setattr(cli.script.Agent, "observe", observe)
-    run_dir = cli.train("run", "--learning-starts", "120", "--buffer-size", "120")
-    assert steps == list(range(1, 121))
+    run_dir = cli.train("run", "--learning-starts", "110", "--buffer-size", "110")
+    assert steps == list(range(1, 111))
     assert rows == checkpoint_of(run_dir)["replay"].tolist()
     logged = read_rows(run_dir / "train.csv")[:-1]  # the last one ends no episode
     assert returns == {int(row["global_step"]): float(row["charts/episodic_return"]) for row in logged}
@@ -68,8 +68,8 @@ def test_what_an_agent_observes(cli):
 
 def test_observations_of_several_parts(cli):
     """An integer, one-hot, an image and a number."""
-    replay = replay_of(cli.train("run", "--learning-starts", "120", "--buffer-size", "120", env_id="toy_envs:Nested-v0"))
-    for step in (0, 6, 9, 119):
+    replay = replay_of(cli.train("run", "--learning-starts", "110", "--buffer-size", "110", env_id="toy_envs:Nested-v0"))
+    for step in (0, 6, 9, 109):
         count = step % EPISODE_LENGTH
         assert replay["obs"][step].tolist() == [*np.eye(8)[count], count, 1, 2, 255, 0.5]
 
@@ -80,7 +80,7 @@ def test_observations_of_several_parts(cli):
 def test_actions_within_their_bounds(cli, env_id):
     """Learned in [-1, 1], whose ends TD3's noise reaches; the environment gets them in its own bounds, shape and type."""
     cli.monkeypatch.setattr(Point, "actions", [])
-    run_dir = cli.train("run", "--buffer-size", "120", "--exploration-noise", "1", env_id=env_id)
+    run_dir = cli.train("run", "--total-timesteps", "120", "--buffer-size", "120", "--exploration-noise", "1", env_id=env_id)
     space = gym.make(env_id).action_space
     learned = replay_of(run_dir, space.low.size)["action"]
     assert (learned.min(), learned.max()) == (-1, 1)
@@ -112,7 +112,7 @@ def test_an_environment_without_a_time_limit(cli):
 
 def test_an_environment_s_own_exception(cli):
     """It is not caught, so that it shows its traceback; a line says how to go on; mended, the run is as if it had not been."""
-    cli.monkeypatch.setattr(Point, "events", {115: fail})
+    cli.monkeypatch.setattr(Point, "events", {101: fail})
     with pytest.raises(ZeroDivisionError, match="unstable"):
         cli.train("cut")
     run_dir = cli.folder / "runs/cut"
@@ -134,7 +134,7 @@ def test_an_exception_in_a_worker(cli, name, run_dirs, resumable):
 
 def test_an_environment_that_ends_the_program(cli):
     """One sentence, and how to go on."""
-    cli.monkeypatch.setattr(Point, "events", {115: lambda: sys.exit("no licence")})
+    cli.monkeypatch.setattr(Point, "events", {101: lambda: sys.exit("no licence")})
     _, err = cli.call(*cli.tiny_run("cut"), code=1)
     run_dir = cli.folder / "runs/cut"
     assert f"--resume {run_dir}\nerror: the environment ended the program, by sys.exit('no licence')\n" in err
@@ -155,8 +155,8 @@ def test_environments_are_closed(cli, name):
     """After a run, also one that stops or fails, and after --evaluate; another run makes new ones."""
     ends = (
         ("whole", {}, 0),
-        ("cut", {115: partial(signal.raise_signal, signal.SIGTERM)}, 143),
-        ("bad", {115: sys.exit}, 1),
+        ("cut", {101: partial(signal.raise_signal, signal.SIGTERM)}, 143),
+        ("bad", {101: sys.exit}, 1),
     )
     for run, events, code in ends:
         cli.monkeypatch.setattr(Point, "events", events)
@@ -246,7 +246,7 @@ def test_workers_make_the_environment_that_is_registered(cli, workers):
 def test_global_random_numbers(cli):
     """Draws from NumPy's and Python's own generators follow from the seed, also when a run is resumed; evaluations leave them."""
     undisturbed = cli.train("whole", env_id="toy_envs:DrawsFromGlobals-v0")
-    run_dir, _ = stopped_run(cli, "cut", 116, env_id="toy_envs:DrawsFromGlobals-v0")
+    run_dir, _ = stopped_run(cli, "cut", 102, env_id="toy_envs:DrawsFromGlobals-v0")
     cli.call("--resume", run_dir)
     assert_same_run(undisturbed, run_dir)
     seldom = cli.train("seldom", "--eval-frequency", "20", env_id="toy_envs:DrawsFromGlobals-v0")
@@ -266,7 +266,7 @@ def test_global_random_numbers_in_workers(cli, workers):
 @pytest.mark.parametrize("name", ["ChangesFolderInit", "ChangesFolderReset", "ChangesFolderStep"])
 def test_another_working_directory(cli, name):
     """The files are where the run began, and what is printed of it holds anywhere."""
-    run_dir, out = stopped_run(cli, "cut", 115, env_id=f"toy_envs:{name}-v0")
+    run_dir, out = stopped_run(cli, "cut", 101, env_id=f"toy_envs:{name}-v0")
     assert f"--resume {run_dir}" in out
     cli.call("--resume", "runs/cut")
     assert_same_run(whole_run(cli), run_dir)

@@ -46,7 +46,7 @@ def test_evaluate(cli):
         mean, std = np.mean(returns), np.std(returns)
         mark = "  best in training" if value == policy.best else ""
         lines.append(f"{name} {value:.4f}: {mean:.1f} +- {std:.1f}{mark}")
-        rows.append((120, value, mean, std, value == policy.best))
+        rows.append((110, value, mean, std, value == policy.best))
     out, _ = cli.call("--evaluate", run_dir, "--eval-episodes", "3")
     assert out.splitlines() == lines
     assert out.count("best in training") == 1
@@ -150,14 +150,14 @@ def assert_statistics(state: dict, observed) -> None:
 @every_script
 def test_statistics_in_files(cli):
     """Of --network simba: of all that training had observed by then, and nothing else; so a policy acts as the run's did."""
-    run_dir = cli.train("run", *"--network simba --buffer-size 120 --snapshot-frequency 10".split())
+    run_dir = cli.train("run", *"--network simba --buffer-size 110 --snapshot-frequency 7".split())
     observed = checkpoint_of(run_dir)["replay"][:, :2].double().numpy()
     cli.call("--evaluate", run_dir)
     assert_statistics(checkpoint_of(run_dir)["learner"]["agent"], observed)
     for name in ("policy.pt", "best_policy.pt"):
         content = torch.load(run_dir / name, weights_only=True)
         assert_statistics(content["actor"], observed[: content["evaluation"]["global_step"]])
-    for step in (100, 110, 120):
+    for step in (96, 103, 110):
         snapshot = torch.load(run_dir / f"snapshots/step-{step}.pt", weights_only=True)
         assert_statistics(snapshot["actor"], observed[:step])
         assert_statistics(snapshot["critic"], observed[:step])

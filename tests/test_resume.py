@@ -25,7 +25,7 @@ def test_signals_write_a_checkpoint_and_say_how_to_go_on(cli):
     The run directory has a space in its name.
     """
     undisturbed = whole_run(cli)
-    for step, number in zip((1, 100, 119, 57, 115), STOP_SIGNALS, strict=True):
+    for step, number in zip((1, 96, 109, 57, 101), STOP_SIGNALS, strict=True):
         run_dir, out = stopped_run(cli, f"cut {step}", step, number=number)
         python, script, *arguments = shlex.split(re.search(rf"stopped at step {step}; go on with: (.*)", out)[1])
         assert (python, script) == ("python", str(cli.path))
@@ -55,7 +55,7 @@ def test_a_run_of_an_earlier_version(cli):
 def test_layers_that_draw(cli):
     """A fork with dropout, in the actor too, which is evaluated without, in this process and in a worker."""
     fork = cli.fork("nn.ReLU()", "nn.Sequential(nn.ReLU(), nn.Dropout(0.1))")
-    run_dir, _ = stopped_run(fork, "cut", 115)
+    run_dir, _ = stopped_run(fork, "cut", 101)
     fork.call("--resume", run_dir, "--eval-workers", "1")
     assert_same_run(fork.train("whole"), run_dir)
     assert not fork.script.load_policy(run_dir).actor.training
@@ -71,7 +71,7 @@ def test_ctrl_c_ends_the_reader_too(cli):
         (cli.folder / "go").touch()
         assert process.wait(60) == 128 + signal.SIGINT
         process.stdout, process.stderr = None, None
-    assert checkpoint_of(run_dir)["progress"]["step"] == 110
+    assert checkpoint_of(run_dir)["progress"]["step"] == 103
 
 
 @pytest.mark.slow
@@ -88,10 +88,10 @@ def test_a_second_ctrl_c_ends_at_once(cli):
 
 def test_nohup(cli):
     """A hang-up that the shell has had ignored does not stop a run."""
-    cli.monkeypatch.setattr(Point, "events", {110: lambda: os.kill(os.getpid(), signal.SIGHUP)})
+    cli.monkeypatch.setattr(Point, "events", {105: lambda: os.kill(os.getpid(), signal.SIGHUP)})
     with signal_handlers_put_back():
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        cli.train("run", "--learning-starts", "120")
+        cli.train("run", "--learning-starts", "110")
 
 
 # Kills ---
@@ -129,13 +129,13 @@ def test_kills_at_random_moments(cli, network):
 
 
 def test_rows_after_the_checkpoint_are_dropped(cli):
-    """Also one that a kill has cut in the middle of a number: 120 became 12."""
+    """Also one that a kill has cut in the middle of a number: 110 became 11."""
     run_dir = cut_run(cli)
     for name in ("train.csv", "eval.csv"):
         columns = len(read_rows(run_dir / name)[0])
-        row = ",".join(["118", *["1"] * (columns - 1)])
+        row = ",".join(["108", *["1"] * (columns - 1)])
         with open(run_dir / name, "a") as file:
-            file.write(f"{row}\n12")
+            file.write(f"{row}\n11")
     cli.call("--resume", run_dir)
     assert_same_run(whole_run(cli), run_dir)
 
@@ -185,12 +185,12 @@ def test_an_episode_that_does_not_follow_from_its_seed(cli, change):
     if change == "ends early":
         cli.monkeypatch.setattr(toy_envs, "EPISODE_LENGTH", 2)
     else:
-        cli.monkeypatch.setattr(Point, "events", {114: toy_envs.fail})
-    _, err = cli.call("--resume", run_dir, "--total-timesteps", "125")
+        cli.monkeypatch.setattr(Point, "events", {100: toy_envs.fail})
+    _, err = cli.call("--resume", run_dir, "--total-timesteps", "112")
     assert err.count("an episode does not follow from its seed and actions; ") == 1
     ends = {int(row["global_step"]): row["charts/episodic_length"] for row in read_rows(run_dir / "train.csv")}
-    assert ends.get(116 + toy_envs.EPISODE_LENGTH) == str(toy_envs.EPISODE_LENGTH)
-    assert max(ends) == 125
+    assert ends.get(102 + toy_envs.EPISODE_LENGTH) == str(toy_envs.EPISODE_LENGTH)
+    assert max(ends) == 112
 
 
 # What resuming takes ---
@@ -199,17 +199,17 @@ def test_from_python(cli):
 
     A run that is prolonged is one that was longer from the start, but for one row more in train.csv at its old end.
     """
-    short = cli.train("short", "--total-timesteps", "110")
+    short = cli.train("short", "--total-timesteps", "103")
     Args, train = cli.script.Args, cli.script.train
     with pytest.raises(cli.script.UserError, match="utd cannot change"):
         train(Args(resume=str(short), utd=5))
-    assert train(Args(resume=str(short), total_timesteps=120))["step"] == 120
+    assert train(Args(resume=str(short), total_timesteps=110))["step"] == 110
     assert_same_run(whole_run(cli), short, ("eval.csv",))
 
 
 def test_ctrl_c_in_a_program(cli):
     """That calls train(), and so has the exception; it is told how to go on."""
-    cli.monkeypatch.setattr(Point, "events", {110: lambda: signal.raise_signal(signal.SIGINT)})
+    cli.monkeypatch.setattr(Point, "events", {105: lambda: signal.raise_signal(signal.SIGINT)})
     cli.monkeypatch.chdir(cli.folder)
     small = {"compile": False, "eval_workers": 0, "learning_starts": 200, "utd": 1, "num_critics": 2, "hidden_dim": 8}
     args = cli.script.Args(env_id="toy_envs:Point-v0", run_name="a b", **small)

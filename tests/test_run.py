@@ -21,13 +21,13 @@ from toy_envs import EPISODE_LENGTH, EVALUATION, Point, first_seed
 # What it shows ---
 def test_the_bar_and_the_last_line(cli):
     """Speed, time left and the last evaluation; the speed is that of learning, before which this environment is slow."""
-    cli.monkeypatch.setattr(Point, "events", {1: partial(time.sleep, 2)})
-    out, err = cli.call(*cli.tiny_run("run"))
+    cli.monkeypatch.setattr(Point, "events", {1: partial(time.sleep, 4)})
+    out, err = cli.call(*cli.tiny_run("run", "--learning-starts", "60", "--eval-frequency", "25"))
     last = read_rows(cli.folder / "runs/run/eval.csv")[-1]
     value = float(last["eval/best_return"])
-    bar = re.search(rf"120/120 \[00:00 left, +([\d.]+)step/s, return {value:.0f} at ", err)  # the rest is cut at 80 columns
-    assert float(bar[1]) > 20 / (float(last["charts/wall_seconds"]) - 1.9)
-    assert re.fullmatch(rf"return {value:.1f} at the end, at best -?\d\.\d at step (100|110|120)\n", out)
+    bar = re.search(rf"110/110 \[00:00 left, +([\d.]+)step/s, return {value:.0f} at ", err)  # the rest is cut at 80 columns
+    assert float(bar[1]) > 50 / (float(last["charts/wall_seconds"]) - 3)
+    assert re.fullmatch(rf"return {value:.1f} at the end, at best -?\d\.\d at step (60|85|110)\n", out)
 
 
 def test_a_bar_that_cannot_be_written(cli):
@@ -39,7 +39,7 @@ def test_a_bar_that_cannot_be_written(cli):
 
     for name, stderr in (("none", None), ("gone", Gone())):
         cli.monkeypatch.setattr(sys, "stderr", stderr)
-        cli.train(name, "--total-timesteps", "101")
+        cli.train(name, "--total-timesteps", "97")
 
 
 # What it leaves ---
@@ -47,7 +47,7 @@ def test_a_bar_that_cannot_be_written(cli):
 def test_files(cli):
     """The default name, and what lies under it."""
     cli.monkeypatch.setattr(time, "time", lambda: 1_700_000_000)
-    cli.call(*cli.tiny, "--env-id", "toy_envs:Point-v0", "--snapshot-frequency", "10")
+    cli.call(*cli.tiny, "--env-id", "toy_envs:Point-v0", "--snapshot-frequency", "7")
     run_dir = cli.folder / f"runs/toy_envs_Point-v0__{cli.name}__1__1700000000"
     files = {
         "config.json",
@@ -60,7 +60,7 @@ def test_files(cli):
         "snapshots",
     }
     assert {path.name for path in run_dir.iterdir()} == files
-    assert {path.name for path in (run_dir / "snapshots").iterdir()} == {"step-100.pt", "step-110.pt", "step-120.pt"}
+    assert {path.name for path in (run_dir / "snapshots").iterdir()} == {"step-96.pt", "step-103.pt", "step-110.pt"}
     assert (run_dir / f"{cli.name}.py").read_bytes() == cli.path.read_bytes()
     config = json.loads((run_dir / "config.json").read_text())
     assert config["args"] == checkpoint_of(run_dir)["args"]
@@ -81,14 +81,14 @@ def test_rows_of_training(cli):
     """One for each episode, and one at the end; losses once learning has begun."""
     rows = read_rows(whole_run(cli) / "train.csv")
     *episodes, end = rows
-    assert [int(row["global_step"]) for row in rows] == [*range(EPISODE_LENGTH, 120, EPISODE_LENGTH), 120]
+    assert [int(row["global_step"]) for row in rows] == [*range(EPISODE_LENGTH, 110, EPISODE_LENGTH), 110]
     assert {row["charts/episodic_length"] for row in episodes} == {str(EPISODE_LENGTH)}
     assert end["charts/episodic_length"] == ""
     losses = ["qf_loss", "qf_values", "qf_std", "actor_loss"]
     if hasattr(cli.script.Args, "alpha_lr"):
         losses += ["alpha", "entropy", "alpha_loss"]
     for row in rows:
-        has_learned = int(row["global_step"]) > 100
+        has_learned = int(row["global_step"]) > 96
         assert [bool(row[f"losses/{name}"]) for name in losses] == [has_learned] * len(losses)
 
 
@@ -99,7 +99,7 @@ def test_an_evaluation(cli):
     seed = first_seed(EVALUATION)
     starts = [np.random.default_rng(seed + episode).random() for episode in range(3)]
     rows = read_rows(run_dir / "eval.csv")
-    assert [row["global_step"] for row in rows] == ["100", "110", "120"]
+    assert [row["global_step"] for row in rows] == ["96", "103", "110"]
     conditions = cli.script.eval_conditions(cli.script.Args(**checkpoint_of(run_dir)["args"]))
     columns = [name for name in rows[0] if name.startswith("eval/return_")]
     np.testing.assert_allclose([float(name.removeprefix("eval/return_")) for name in columns], conditions, rtol=1e-5)
@@ -113,10 +113,10 @@ def test_a_return_that_is_no_number(cli):
     """It is never the best while there is another: not among policies, nor among evaluations."""
     returns = iter([np.nan, np.nan, np.nan, 1.0, 2.0, np.nan, np.nan, np.nan, np.nan])  # of three evaluations
     cli.monkeypatch.setattr(cli.script, "play", lambda *_: np.full(2, next(returns)))
-    run_dir = cli.train("run")
+    run_dir = cli.train("run", "--num-eval-policies", "3")
     assert [row["eval/best_return"] for row in read_rows(run_dir / "eval.csv")] == ["nan", "2.0", "nan"]
-    assert cli.script.load_policy(run_dir / "best_policy.pt").step == 110
-    assert cli.script.load_policy(run_dir / "policy.pt").step == 120
+    assert cli.script.load_policy(run_dir / "best_policy.pt").step == 103
+    assert cli.script.load_policy(run_dir / "policy.pt").step == 110
 
 
 def test_the_same_seed_gives_the_same_run(cli):
@@ -164,8 +164,8 @@ def test_workers_end_with_their_parent(cli, number):
         pids = [path.suffix[1:] for path in cli.folder.glob("held.*")]
         wait_until(lambda: not any(Path("/proc", pid).exists() for pid in pids), 60)
     if number != signal.SIGKILL:
-        assert checkpoint_of(cut)["progress"]["step"] == 110
-        assert [row["global_step"] for row, _ in checkpoint_of(cut)["pending"]] == [100, 110]
+        assert checkpoint_of(cut)["progress"]["step"] == 103
+        assert [row["global_step"] for row, _ in checkpoint_of(cut)["pending"]] == [96, 103]
     cli.call("--resume", cut, "--eval-workers", "0")
     assert_same_run(whole_run(cli), cut)
 

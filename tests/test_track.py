@@ -20,7 +20,7 @@ def wandb(monkeypatch) -> Mock:
 @every_script
 def test_rows(cli, wandb):
     """Those of both files, once each and without empty cells, under CleanRL's names, over the environment step."""
-    run_dir = cli.train("run", "--track", "--total-timesteps", "105")
+    run_dir = cli.train("run", "--track", "--total-timesteps", "102")
     run = wandb.init.return_value
     logged = [logged_call.args[0] for logged_call in run.log.call_args_list]
     rows = read_rows(run_dir / "eval.csv") + read_rows(run_dir / "train.csv")
@@ -65,7 +65,7 @@ def test_its_process_is_killed(cli):
         (cli.folder / "go").touch()
         _, err = process.communicate(timeout=240)
     assert process.returncode == 0
-    assert last_step(run_dir / "train.csv") == 120
+    assert last_step(run_dir / "train.csv") == 110
     assert err.count("Weights & Biases fails, and the run goes on without it") == 1
     assert "Traceback" not in err
 

@@ -34,7 +34,7 @@ def stopped_run(cli, name: str, step: int, *arguments, number: int = signal.SIGT
 
 @contextlib.contextmanager
 def held_run(cli, name: str, *arguments, **options):
-    """A run in a process of its own that waits in training's step 110; it yields the process and the run directory."""
+    """A run in a process of its own that waits in training's step 103; it yields the process and the run directory."""
     process = cli.start(*cli.tiny_run(name, *arguments, env_id="toy_envs:Held-v0"), **options)
     try:
         wait_until((cli.folder / f"held.{process.pid}").exists)
@@ -65,5 +65,5 @@ def whole_run(cli, *arguments) -> Path:
 
 
 def cut_run(cli, *arguments) -> Path:
-    """runs/cut: one that was stopped at step 116, the fourth of an episode, with a wrapped replay."""
-    return kept(stopped_run, cli, "cut", 116, *arguments)
+    """runs/cut: one that was stopped at step 102, the fourth of an episode, with a wrapped replay."""
+    return kept(stopped_run, cli, "cut", 102, *arguments)

@@ -171,14 +171,14 @@ class CallsAt(Point):
 
 
 class Held(Point):
-    """Waits in a step, which a file held.<process> says: in workers for ever, in training at step 110 for a file `go`."""
+    """Waits in a step, which a file held.<process> says: in workers for ever, in training at step 103 for a file `go`."""
 
     def step(self, action):
         result = super().step(action)
-        if in_a_worker() or self.step_of_run == 110:
+        if in_a_worker() or self.step_of_run == 103:
             Path(f"held.{os.getpid()}").touch()
         in_workers(time.sleep, 1000)
-        while self.step_of_run == 110 and not Path("go").exists():
+        while self.step_of_run == 103 and not Path("go").exists():
             time.sleep(0.01)
         return result
 

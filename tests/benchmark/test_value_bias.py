@@ -15,7 +15,7 @@ from gymnasium.envs.mujoco.inverted_pendulum_v4 import InvertedPendulumEnv
 pytestmark = pytest.mark.benchmark
 GAMMA = 0.99
 Q = 10.0
-ONE_SNAPSHOT = "--snapshot-frequency 120 --learning-starts 120".split()  # at the end, of networks that have not learned
+ONE_SNAPSHOT = "--snapshot-frequency 110 --learning-starts 110".split()  # at the end, of networks that have not learned
 only_td3 = pytest.mark.parametrize("cli", ["rac_td3.py"], indirect=True)
 
 
@@ -56,7 +56,7 @@ def measure(monkeypatch):
 
 def set_outputs(run, **outputs) -> None:
     """Make networks of a snapshot say the same everywhere: all parameters 0 but the last one, a bias of the output."""
-    path = run / "snapshots/step-120.pt"
+    path = run / "snapshots/step-110.pt"
     content = torch.load(path, weights_only=True)
     for network, value in outputs.items():
         for tensor in content[network].values():
@@ -122,7 +122,7 @@ def test_exact_restarts(cli, register, measure, entry, network):
 @every_script
 def test_rows_of_a_run(cli, measure):
     """One for each snapshot; the same command measures only those that have none."""
-    run = cli.train("run", *"--network simba --snapshot-frequency 10".split(), env_id="Hopper-v4")
+    run = cli.train("run", *"--network simba --snapshot-frequency 7".split(), env_id="Hopper-v4")
     rows = measure(run)
     column = f"eval/best_{cli.script.CONDITION}"
     assert list(rows) == ["global_step", column, "eval/bias_mean", "eval/bias_std"]
@@ -138,7 +138,7 @@ def test_what_cannot_be_measured(cli, measure):
     run = cli.train("run", *ONE_SNAPSHOT)
     with pytest.raises(SystemExit, match="2"):
         measure(run)
-    (run / "snapshots/step-120.pt").unlink()
+    (run / "snapshots/step-110.pt").unlink()
     with pytest.raises(SystemExit, match="2"):
         measure(run)
     first, second = cli.capsys.readouterr().err.splitlines()[-2:]

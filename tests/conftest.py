@@ -54,6 +54,12 @@ def with_network(network: str | None) -> list[str]:
     return ["--network", network] if network else []
 
 
+def networks_of(script) -> list:
+    """Each value that the argument `network` can have, or None where a fork has no such argument."""
+    hints = typing.get_type_hints(script.Args)
+    return [*typing.get_args(hints.get("network"))] or [None]
+
+
 def known_arguments(script, wanted: dict) -> dict:
     """Those of them that a script has."""
     return {name: value for name, value in wanted.items() if hasattr(script.Args, name)}
@@ -74,13 +80,11 @@ def pytest_generate_tests(metafunc):
     """The argument `script` of a test: each of the four scripts as a module, or that of --script.
 
     `cli`, where a test is marked with every_script: the command line of each.
-    `network`: each value that the argument of this name can have, or None where a fork has no such argument.
+    `network`: each of networks_of() of the first.
     """
     paths = script_paths(metafunc.config)
     if "network" in metafunc.fixturenames:
-        hints = typing.get_type_hints(load_script(paths[0]).Args)
-        networks = typing.get_args(hints.get("network"))
-        metafunc.parametrize("network", networks or [None])
+        metafunc.parametrize("network", networks_of(load_script(paths[0])))
     names = [path.stem for path in paths]
     if "script" in metafunc.fixturenames:
         metafunc.parametrize("script", [load_script(path) for path in paths], ids=names)
@@ -128,12 +132,17 @@ class CommandLine:
         self.path, self.folder, self.monkeypatch, self.capsys = path, folder, monkeypatch, capsys
         self.name = path.stem
         self.script = load_script(path)
-        self.one_policy = ["--num-eval-policies", "1"] if hasattr(self.script.Args, "num_eval_policies") else []
-        self.tiny = [*TINY, "--num-eval-policies", "2"] if self.one_policy else TINY
+        self.tiny = [*TINY, *self.policies(2)]
+
+    def policies(self, number: int) -> list[str]:
+        """Arguments of a run that evaluates as many policies, where the script has more than one."""
+        return ["--num-eval-policies", str(number)] if hasattr(self.script.Args, "num_eval_policies") else []
 
     def fork(self, old: str, new: str) -> "CommandLine":
         """That of a copy with another text in place of `old`."""
         source = self.path.read_text()
+        if old not in source and self.name not in SCRIPTS:
+            pytest.skip(f"{self.name} has no {old}")
         assert old in source
         path = self.folder.parent / "fork.py"
         path.write_text(source.replace(old, new))

@@ -70,10 +70,10 @@ def test_compiled_is_eager(script, network):
 @pytest.mark.slow
 @every_script
 def test_a_compiled_run_resumes_exactly(cli):
-    """And is the same twice."""
+    """And is the same twice; also where a worker evaluates it."""
     undisturbed = cli.train("whole", "--compile")
     run_dir, _ = stopped_run(cli, "cut", 101, "--compile")
-    _, err = cli.call("--resume", run_dir)
+    _, err = cli.call("--resume", run_dir, "--eval-workers", "1")
     assert "do not work here" not in err
     assert_same_run(undisturbed, run_dir)
 

@@ -31,7 +31,7 @@ def test_what_is_learned_from(cli, env_id):
     The last row of an episode has its own last observation, not the first one of the next. The newest 95 transitions stand in
     place of the oldest.
     """
-    replay = replay_of(cli.train("run", "--learning-starts", "110", env_id=f"toy_envs:{env_id}"))
+    replay = replay_of(cli.train("run", env_id=f"toy_envs:{env_id}"))
     steps = np.r_[95:110, 15:95]  # of the 95 rows
     counts = steps % EPISODE_LENGTH
     assert replay["obs"][:, 1].tolist() == counts.tolist()
@@ -59,7 +59,7 @@ def test_what_an_agent_observes(cli):
             returns[step] = episodic_return
 
     cli.monkeypatch.setattr(cli.script.Agent, "observe", observe)
-    run_dir = cli.train("run", "--learning-starts", "110", "--buffer-size", "110")
+    run_dir = cli.train("run", "--buffer-size", "110")
     assert steps == list(range(1, 111))
     assert rows == checkpoint_of(run_dir)["replay"].tolist()
     logged = read_rows(run_dir / "train.csv")[:-1]  # the last one ends no episode
@@ -68,7 +68,7 @@ def test_what_an_agent_observes(cli):
 
 def test_observations_of_several_parts(cli):
     """An integer, one-hot, an image and a number."""
-    replay = replay_of(cli.train("run", "--learning-starts", "110", "--buffer-size", "110", env_id="toy_envs:Nested-v0"))
+    replay = replay_of(cli.train("run", "--buffer-size", "110", env_id="toy_envs:Nested-v0"))
     for step in (0, 6, 9, 109):
         count = step % EPISODE_LENGTH
         assert replay["obs"][step].tolist() == [*np.eye(8)[count], count, 1, 2, 255, 0.5]
@@ -97,9 +97,14 @@ def test_rewards_of_one_number(cli):
 
 @pytest.mark.parametrize("env_id", ["Pendulum-v1", "Ant-v5"])
 def test_environments_of_gymnasium(cli, env_id):
-    run_dir = cli.train("run", "--eval-frequency", "20", "--eval-episodes", "1", *cli.one_policy, env_id=env_id)
+    """Pendulum ends after 200 steps, by Gymnasium's wrapper."""
+    options = "--total-timesteps 201 --learning-starts 190 --eval-frequency 20".split()
+    run_dir = cli.train("run", *options, *cli.policies(1), env_id=env_id)
     returns = [float(row["eval/best_return"]) for row in read_rows(run_dir / "eval.csv")]
+    assert len(returns) == 2
     assert np.isfinite(returns).all()
+    lengths = {row["charts/episodic_length"] for row in read_rows(run_dir / "train.csv")}
+    assert "200" in lengths or env_id == "Ant-v5"
 
 
 def test_an_environment_without_a_time_limit(cli):

@@ -11,8 +11,7 @@ def test_inverted_pendulum(cli):
     arguments = """--env-id InvertedPendulum-v4 --run-name run --total-timesteps 6000 --learning-starts 1000 --batch-size 128
     --hidden-dim 64 --num-critics 5 --utd 10 --policy-lr 1e-3 --q-lr 1e-3 --q-lr-init 1e-3 --eval-frequency 500
     --eval-episodes 5""".split()
-    if cli.one_policy:
-        arguments += ["--num-eval-policies", "4"]
+    arguments += cli.policies(4)
     if hasattr(cli.script.Args, "alpha_lr"):
         arguments += ["--alpha-lr", "1e-3", "--initial-log-alpha", "-2"]
     process = cli.start(*arguments)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import toy_envs
+import tyro
 from conftest import STOP_SIGNALS, every_script, last_step, read_rows, signal_handlers_put_back, wait_until, with_network
 from tiny_runs import assert_same_run, checkpoint_of, cut_run, held_run, stopped_run, whole_run
 from toy_envs import Point
@@ -171,7 +172,7 @@ def test_memory_at_a_checkpoint(cli):
 
     cli.monkeypatch.setattr(Point, "events", {1000: forget_the_peak, 1001: note_the_peak})
     options = "--total-timesteps 1002 --learning-starts 1002 --buffer-size 1002".split()
-    run_dir = cli.train("run", *options, *cli.one_policy, env_id="toy_envs:Wide-v0")
+    run_dir = cli.train("run", *options, *cli.policies(1), env_id="toy_envs:Wide-v0")
     note_the_peak()
     assert checkpoint_of(run_dir)["replay"].nbytes > 48e6
     assert peaks[1] - peaks[0] < 24
@@ -205,6 +206,16 @@ def test_from_python(cli):
         train(Args(resume=str(short), utd=5))
     assert train(Args(resume=str(short), total_timesteps=110))["step"] == 110
     assert_same_run(whole_run(cli), short, ("eval.csv",))
+
+
+def test_stopped_before_the_first_step(cli):
+    """By a signal that comes while a run is set up."""
+    cli.monkeypatch.chdir(cli.folder)
+    args = tyro.cli(cli.script.Args, args=cli.tiny_run("cut"))
+    summary = cli.script.train(args, [signal.SIGTERM])
+    assert summary["step"] == 0
+    cli.call("--resume", summary["run_dir"])
+    assert_same_run(whole_run(cli), Path(summary["run_dir"]))
 
 
 def test_ctrl_c_in_a_program(cli):

@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from conftest import every_script, of_the_four, read_rows, wait_until
+from conftest import every_script, networks_of, of_the_four, read_rows, wait_until, with_network
 from tiny_runs import assert_same_run, checkpoint_of, held_run, whole_run
 from toy_envs import EPISODE_LENGTH, EVALUATION, Point, first_seed
 
@@ -64,6 +64,8 @@ def test_files(cli):
     assert (run_dir / f"{cli.name}.py").read_bytes() == cli.path.read_bytes()
     config = json.loads((run_dir / "config.json").read_text())
     assert config["args"] == checkpoint_of(run_dir)["args"]
+    with_defaults = cli.script.completed(cli.script.Args(**config["args"]), cli.script.Env("toy_envs:Point-v0"))
+    assert config["args"] == vars(with_defaults)
     rows = read_rows(run_dir / "eval.csv")
     best = max(rows, key=lambda row: float(row["eval/best_return"]))
     for name, row in (("policy.pt", rows[-1]), ("best_policy.pt", best)):
@@ -95,7 +97,7 @@ def test_rows_of_training(cli):
 # Evaluation ---
 def test_an_evaluation(cli):
     """H policies play E episodes from the same consecutive seeds; their means, the best one and its std over episodes."""
-    run_dir = cli.train("run", "--eval-episodes", "3", env_id="toy_envs:ReturnsItsStart-v0")
+    run_dir = cli.train("run", "--eval-episodes", "3", *cli.policies(3), env_id="toy_envs:ReturnsItsStart-v0")
     seed = first_seed(EVALUATION)
     starts = [np.random.default_rng(seed + episode).random() for episode in range(3)]
     rows = read_rows(run_dir / "eval.csv")
@@ -111,9 +113,9 @@ def test_an_evaluation(cli):
 @of_the_four
 def test_a_return_that_is_no_number(cli):
     """It is never the best while there is another: not among policies, nor among evaluations."""
-    returns = iter([np.nan, np.nan, np.nan, 1.0, 2.0, np.nan, np.nan, np.nan, np.nan])  # of three evaluations
+    returns = iter([np.nan, np.nan, np.nan, np.nan, 2.0, 1.0, np.nan, np.nan, np.nan])  # of three evaluations
     cli.monkeypatch.setattr(cli.script, "play", lambda *_: np.full(2, next(returns)))
-    run_dir = cli.train("run", "--num-eval-policies", "3")
+    run_dir = cli.train("run", *cli.policies(3))
     assert [row["eval/best_return"] for row in read_rows(run_dir / "eval.csv")] == ["nan", "2.0", "nan"]
     assert cli.script.load_policy(run_dir / "best_policy.pt").step == 103
     assert cli.script.load_policy(run_dir / "policy.pt").step == 110
@@ -124,14 +126,14 @@ def test_the_same_seed_gives_the_same_run(cli):
 
     Statistics of networks travel, too.
     """
-    simba = ["--network", "simba"] if hasattr(cli.script.Args, "network") else []
-    one = cli.train("one", *simba)
+    options = with_network(networks_of(cli.script)[-1])  # that with statistics
+    one = cli.train("one", *options)
     with cli.monkeypatch.context() as patch:
         patch.setattr("_multiprocessing.SemLock", Mock(side_effect=OSError))  # as where it is read-only
-        two = cli.train("two", "--eval-workers", "2", *simba)
+        two = cli.train("two", "--eval-workers", "2", *options)
     assert_same_run(one, two)
-    other = cli.train("other", "--seed", "2", "--total-timesteps", "1")
-    assert not torch.equal(checkpoint_of(one)["replay"][:1], checkpoint_of(other)["replay"][:1])
+    first, other = (cli.train(f"seed {seed}", "--seed", seed, "--total-timesteps", "1") for seed in (1, 2))
+    assert not torch.equal(checkpoint_of(first)["replay"], checkpoint_of(other)["replay"])
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ def animate(folder, *arguments):
 def test_three_betas(cli, tmp_path, monkeypatch):
     """A panel for each beta, and a still beside the film."""
     monkeypatch.setenv("MUJOCO_GL", "egl")
-    result = animate(tmp_path, cli.train("run", "--num-eval-policies", "3", env_id="Hopper-v4"), "--seconds", "0.5")
+    result = animate(tmp_path, cli.train("run", *cli.policies(3), env_id="Hopper-v4"), "--seconds", "0.5")
     assert result.returncode == 0, result.stderr
     with Image.open(tmp_path / "family.webp") as film, Image.open(tmp_path / "family.png") as still:
         assert film.n_frames > 1

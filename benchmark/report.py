@@ -1,7 +1,7 @@
 """Redraw the paper's tables and figures from run directories: report.md, and its figures as PNG and PDF.
 
     python benchmark/report.py runs/
-    python benchmark/report.py runs/ more_runs/Ant-v4__rac_sac__4 --out report/ --published SAC REDQ CrossQ
+    python benchmark/report.py runs/ more_runs/Ant-v4__rac_sac__4 --out report/ --published SAC REDQ "Simba (UTD 8)"
 
 Every run directory at or below the given folders is read, unfinished ones too. Runs are pooled by environment and exp_name,
 as in CleanRL. A warning names the settings that differ within such a group, and every directory that cannot be read.
@@ -40,7 +40,8 @@ def short_names(algorithms: pd.Series) -> pd.Series:
 
 HERE = Path(__file__).resolve().parent
 PUBLISHED = HERE / "published/gym_v4_curves.csv"
-ALGORITHMS = tuple(short_names(pd.read_csv(PUBLISHED)["algorithm"]))
+CURVE_NAMES = pd.read_csv(PUBLISHED)["algorithm"]
+ALGORITHMS = tuple(pd.concat([short_names(CURVE_NAMES), CURVE_NAMES]).unique())
 STEPS = (16_666, 33_332, 50_000, 66_664, 100_000, 300_000)  # of the table beside published results
 GROUP = ["env_id", "exp_name"]
 OTHER = "best other, published"
@@ -67,7 +68,7 @@ COLOURS = [  # Paul Tol's muted ones and black, for those who see few colours
 ]
 # Colour and line style of a line; LOOKS() goes round for ever
 LOOKS = plt.cycler(linestyle=["-", "--"]) * plt.cycler(color=COLOURS)  # all colours solid, then all dashed
-GREY_LOOKS = plt.cycler(color=["grey"] * 3, linestyle=["--", ":", "-."])
+GREY_LOOKS = plt.cycler(color=["grey", "silver"]) * plt.cycler(linestyle=["--", ":", "-."])
 plt.rcParams |= {
     "font.size": 9,
     "axes.grid": True,
@@ -93,7 +94,7 @@ of the environments that all algorithms ran in, at the last step that all runs h
 class Options:
     runs: tyro.conf.Positional[tuple[Path, ...]]  # run directories, or folders that hold them at any depth
     out: Path = Path("report")  # the folder that the report is written into
-    published: tuple[Literal[ALGORITHMS], ...] = ("SAC", "REDQ")  # whose published curves have a column and a line
+    published: tuple[Literal[ALGORITHMS], ...] = ("SAC", "REDQ")  # whose curves have column and line: Simba, or "Simba (UTD 8)"
     bootstrap: int = 2000  # repetitions of the bootstrap behind the intervals
 
 
@@ -220,7 +221,7 @@ def published(names: tuple[str, ...]) -> pd.DataFrame:
     A curve without a number of seeds, which was read from a figure, has no part in the best other.
     """
     curves = pd.read_csv(PUBLISHED).rename(columns={"env_steps": STEP, "mean_return": RETURN})
-    is_named = short_names(curves["algorithm"]).isin(names)
+    is_named = curves["algorithm"].isin(names) | short_names(curves["algorithm"]).isin(names)
     curves["exp_name"] = (curves["algorithm"] + ", published").where(is_named, OTHER)
     curves["run"] = curves["algorithm"]
     curves["interval"] = curves[STEP] / 9

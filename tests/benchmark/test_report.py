@@ -80,6 +80,15 @@ def test_returns_beside_published_ones(make_runs, report):
     assert "| Hopper-v4 | 16,666 | 7 (1) | 458 (1) | 473 | REDQ (UTD 20) 915 ± 750 | 0.50 |" in text
 
 
+def test_published_curves_are_all_of_an_algorithm_or_one(make_runs, report):
+    make_runs("Hopper-v4", "mine", {100_000: 7})
+    text = report("--published", "Simba (UTD 8)")
+    assert "| mine | Simba (UTD 8), published | best other, published |" in text
+    assert "| Hopper-v4 | 100,000 | 7 (1) | 3,116 ± 64 | SimbaV2 (UTD 4) 3,386 ± 141 |" in text
+    text = report("--published", "Simba")
+    assert "| Simba (UTD 2), published | Simba (UTD 4), published | Simba (UTD 8), published | best other, published |" in text
+
+
 def test_samples_to_return_are_of_the_mean_over_all_seeds(make_runs, report):
     # means 950 at 2,000 and 1,000 at 3,000
     make_runs("Ant-v4", "rac_sac", {1000: 0, 2000: 1500, 3000: 1500, 4000: 9000}, {1000: 0, 2000: 400, 3000: 500})

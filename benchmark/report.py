@@ -84,7 +84,7 @@ The best of several policies flatters; what it returns on fresh episodes is in t
 the last evaluation at or before it, less than one evaluation interval earlier."""
 ABOUT_PUBLISHED = """\
 Published values (benchmark/published) are of one policy, and may be from up to a tenth fewer steps. The best other
-is the highest published mean of the algorithms without a column that have a value there."""
+is the highest published mean of the curves without a column that have a value there."""
 ABOUT_INTERVALS = """\
 Estimates have 95 % stratified bootstrap intervals (rliable), which say nothing where there is one seed. They are
 of the environments that all algorithms ran in, at the last step that all runs have come to:"""

@@ -355,7 +355,7 @@ def panels(env_ids, ylabel: str):
     """A figure with a panel for each environment, three in a row but four in a square. Returns it and env_id -> axes."""
     columns = 2 if len(env_ids) == 4 else min(len(env_ids), 3)
     rows = math.ceil(len(env_ids) / columns)
-    figure = plt.figure(figsize=(max(4.4, 1.4 + 1.5 * columns), 2 * rows), layout="constrained")
+    figure = plt.figure(figsize=(max(5, 1.4 + 1.5 * columns), 2 * rows), layout="constrained")
     panel = {}
     for place, env_id in enumerate(sorted(env_ids), 1):
         ax = figure.add_subplot(rows, columns, place, title=env_id, xlabel="environment steps")
